@@ -1,0 +1,56 @@
+# Two commands do everything: `make demo` and `make test`. Each sets up what it needs first.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+PY := $(VENV)/bin/python
+# Debian's packages by name: Slurm and munge for the real cluster, a compiler for plugin and stand-in.
+APT_PACKAGES := python3 python3-venv gcc libc6-dev make slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libslurm-dev
+
+.PHONY: help demo test lint bench mutants clean setup system native
+
+help:
+	@echo "make demo     show the main job on a real Slurm cluster with simulated GPUs"
+	@echo "make test     run all tests"
+	@echo "make lint     ruff, mypy --strict"
+	@echo "make bench    speed and memory, written to build/bench"
+	@echo "make mutants  prove that planted faults are caught"
+	@echo "make clean    remove what was built"
+
+demo: setup
+	$(PY) -m testbed.demo
+
+test: setup
+	$(PY) -m pytest
+
+lint: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+bench: setup
+	$(PY) -m bench.prolog
+
+mutants: setup
+	$(PY) -m testbed.mutants
+
+setup: system $(VENV)/.ready native
+
+system:
+	@./etc/install-system-packages $(APT_PACKAGES)
+
+$(VENV)/.ready: pyproject.toml
+	python3 -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+native: $(VENV)/.ready
+	@$(MAKE) --no-print-directory -C nvml_standin PYTHON=$(abspath $(PY))
+	@$(MAKE) --no-print-directory -C spank
+
+clean:
+	rm -rf build $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	@$(MAKE) --no-print-directory -C nvml_standin clean
+	@$(MAKE) --no-print-directory -C spank clean

@@ -1,0 +1,112 @@
+"""The seam to GPUs: what a vendor's library must offer, in int milliwatts, keyed by UUID.
+
+The protocol is asynchronous because a call may hang for a minute: the agent waits with a deadline and goes on with
+the other devices. Every call raises a DeviceError of the matching kind; none returns a made-up value.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ..model import Frozen, GpuId
+
+
+class DeviceError(Exception):
+    """A device or its library did not do as asked. ``uuid`` is empty when the library as a whole failed."""
+
+    def __init__(self, message: str, *, uuid: GpuId = "", code: int | None = None) -> None:
+        super().__init__(message)
+        self.uuid = uuid
+        self.code = code
+
+
+class PermissionDeniedError(DeviceError):
+    """The caller may not set limits."""
+
+
+class UnsupportedError(DeviceError):
+    """The device does not offer this."""
+
+
+class RangeError(DeviceError):
+    """The value lies outside what the device accepts."""
+
+
+class LostError(DeviceError):
+    """The device fell off the bus or is no longer listed."""
+
+
+class NeedsResetError(DeviceError):
+    """The device answers nothing until it is reset."""
+
+
+class DeadlineError(DeviceError):
+    """No answer in time; the device may or may not have done it."""
+
+
+class LibraryGoneError(DeviceError):
+    """The library or driver is missing, mismatched, or its process died."""
+
+
+class UnknownDeviceError(DeviceError):
+    """A return code that we do not know."""
+
+
+class DeviceLimits(Frozen):
+    """Power limits of one device, milliwatts. Requested is what was asked in band; enforced is what rules."""
+
+    min_mw: int
+    max_mw: int
+    default_mw: int
+    requested_mw: int
+    enforced_mw: int
+
+
+class DeviceInfo(Frozen):
+    """Identity of one device. ``minor`` is the N of /dev/nvidiaN; ``index`` is today's NVML order, for people only."""
+
+    uuid: GpuId
+    model: str
+    pci: str
+    minor: int
+    index: int
+    limits: DeviceLimits
+    persistence: bool | None
+
+
+class DeviceSample(Frozen):
+    """A reading of one device. A quantity that the device did not give is None."""
+
+    uuid: GpuId
+    monotonic_ns: int
+    requested_mw: int | None
+    enforced_mw: int | None
+    draw_mw: int | None
+    energy_mj: int | None
+    utilisation: float | None
+    sm_clock_mhz: int | None
+    event_reasons: int | None
+
+
+class DeviceFailure(Frozen):
+    """One device's answer in a batch when it failed: the error's class name and its message."""
+
+    uuid: GpuId
+    kind: str
+    message: str
+
+
+class GpuDevices(Protocol):
+    """All GPUs of this node. Implementations: NVML in a child process, and memory (tests of the agent)."""
+
+    async def list_devices(self) -> tuple[tuple[DeviceInfo, ...], tuple[DeviceFailure, ...]]:
+        """Enumerate. A device that fails is reported beside the others, never instead of them."""
+
+    async def set_limit(self, uuid: GpuId, cap_mw: int) -> DeviceLimits:
+        """Ask for a limit and read it back at once. ``enforced_mw`` may still be on its way."""
+
+    async def sample(self, uuids: tuple[GpuId, ...]) -> tuple[DeviceSample | DeviceFailure, ...]:
+        """Read limits and draw of these devices, one answer each, in order."""
+
+    async def release(self) -> None:
+        """Let go of every handle, so that a reset, a MIG change or a driver upgrade can go on."""
