@@ -166,9 +166,13 @@ def _check(config: Config, origin: str) -> None:
     try:
         parse_flex(config.policy.default_flex, site_default=config.policy.default_flex)
     except FlexError as error:
-        raise ConfigError(f"{origin}: policy.default_flex = {config.policy.default_flex!r}: {error}") from error
+        raise ConfigError(
+            f"{origin}: policy.default_flex = {config.policy.default_flex!r}: {error}"
+        ) from error
     if config.policy.default_flex == "none":
-        raise ConfigError(f"{origin}: policy.default_flex = 'none': a site where no job gives power needs no limit")
+        raise ConfigError(
+            f"{origin}: policy.default_flex = 'none': a site where no job gives power needs no limit"
+        )
     for field in ("state_dir", "run_dir"):
         _absolute(origin, f"controller.{field}", getattr(config.controller, field))
     _absolute(origin, "node.state_dir", config.node.state_dir)

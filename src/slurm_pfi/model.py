@@ -124,7 +124,10 @@ class RunReport(Frozen):
 
 
 class Report(Frozen, tag="report"):
-    """All that a controller knows of a node. ``held`` is the last plan accepted; ``refused`` says why another was not."""
+    """All that a controller knows of a node.
+
+    ``held`` is the last plan accepted; ``refused`` says why a later one was not.
+    """
 
     cluster: str
     node: str

@@ -15,7 +15,9 @@ MAX_POWER_MW: Final = 10**13  # 10 GW: more than any site draws, so a larger fig
 
 _POWER: Final = re.compile(r"([+-]?)(\d{1,15}(?:\.\d{1,6})?)\s?([a-zA-Z]*)", re.ASCII)
 _POWER_UNITS: Final = {"W": 10**3, "kW": 10**6, "MW": 10**9}
-_DURATION: Final = re.compile(r"(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m(?:in)?)?(?:(\d{1,6})s)?", re.ASCII)
+_DURATION: Final = re.compile(
+    r"(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m(?:in)?)?(?:(\d{1,6})s)?", re.ASCII
+)
 
 
 class UnitError(ValueError):
