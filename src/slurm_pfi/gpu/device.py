@@ -52,7 +52,7 @@ class UnknownDeviceError(DeviceError):
     """A return code that we do not know."""
 
 
-class DeviceLimits(Frozen):
+class DeviceLimits(Frozen, frozen=True, kw_only=True):
     """Power limits of one device, milliwatts. Requested is what was asked in band; enforced is what rules."""
 
     min_mw: int
@@ -62,7 +62,7 @@ class DeviceLimits(Frozen):
     enforced_mw: int
 
 
-class DeviceInfo(Frozen):
+class DeviceInfo(Frozen, frozen=True, kw_only=True):
     """Identity of one device. ``minor`` is the N of /dev/nvidiaN; ``index`` is today's NVML order, for people only."""
 
     uuid: GpuId
@@ -74,7 +74,7 @@ class DeviceInfo(Frozen):
     persistence: bool | None
 
 
-class DeviceSample(Frozen):
+class DeviceSample(Frozen, frozen=True, kw_only=True):
     """A reading of one device. A quantity that the device did not give is None."""
 
     uuid: GpuId
@@ -88,7 +88,7 @@ class DeviceSample(Frozen):
     event_reasons: int | None
 
 
-class DeviceFailure(Frozen):
+class DeviceFailure(Frozen, frozen=True, kw_only=True):
     """One device's answer in a batch when it failed: the error's class name and its message."""
 
     uuid: GpuId
