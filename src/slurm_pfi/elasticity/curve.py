@@ -2,18 +2,303 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 FloatArray: TypeAlias = NDArray[np.float64]
+IntArray: TypeAlias = NDArray[np.intp]
+
+_SAME_SLOPE: Final = 1e-12
+"""Slopes closer than this are one straight piece: far below what anyone measures."""
+
+
+class CurveError(ValueError):
+    """Figures that make no elasticity curve; the message says which and why."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ElasticityCurve:
-    """Loss (0..1) at ascending reductions (0..1), both of shape (n,), starting at (0, 0); linear between points."""
+    """Loss (0..1) at ascending reductions (0..1), both of shape (n,), starting at (0, 0); linear between points.
+
+    Needs n >= 2. Beyond the last point the loss is continued pessimistically, see ``tail_slope``.
+    Raises CurveError on anything else.
+    """
 
     reduction: FloatArray
     loss: FloatArray
+
+    def __post_init__(self) -> None:
+        x = np.array(self.reduction, dtype=np.float64)
+        y = np.array(self.loss, dtype=np.float64)
+        if x.ndim != 1 or x.shape != y.shape or x.size < 2:
+            raise CurveError(f"a curve needs two or more points, got shapes {x.shape} and {y.shape}")
+        if not (np.isfinite(x).all() and np.isfinite(y).all()):
+            raise CurveError("a curve may hold finite numbers only")
+        if x[0] != 0 or y[0] != 0:
+            raise CurveError(f"a curve starts at reduction 0, loss 0, not at ({x[0]:g}, {y[0]:g})")
+        if (np.diff(x) <= 0).any() or x[-1] > 1:
+            raise CurveError("reductions must ascend and stay within 0..1")
+        if (np.diff(y) < 0).any() or y[-1] > 1:
+            raise CurveError("losses may not fall and must stay within 0..1")
+        if x[-1] == 1 and y[-1] < 1:
+            raise CurveError("a GPU that draws nothing does nothing: the loss at reduction 1 is 1")
+        x.flags.writeable = False
+        y.flags.writeable = False
+        object.__setattr__(self, "reduction", x)
+        object.__setattr__(self, "loss", y)
+
+    @property
+    def tail_slope(self) -> float:
+        """Slope beyond the last point: the steepest of all measured ones, and at least enough to reach (1, 1).
+
+        Below the lowest measured cap the clock nears its minimum, where each watt costs more than any before.
+        """
+        steepest = float((np.diff(self.loss) / np.diff(self.reduction)).max())
+        left = 1.0 - float(self.reduction[-1])
+        return max(steepest, (1.0 - float(self.loss[-1])) / left) if left > 0 else steepest
+
+    def loss_at(self, reduction: ArrayLike) -> FloatArray:
+        """Loss at the given reductions, same shape. 0 at or below reduction 0 (a cap above the draw)."""
+        x = np.asarray(reduction, dtype=np.float64)
+        beyond = self.loss[-1] + self.tail_slope * (x - self.reduction[-1])
+        inside = np.interp(x, self.reduction, self.loss)
+        result: FloatArray = np.where(x > self.reduction[-1], np.minimum(beyond, 1.0), inside)
+        return result
+
+    def greatest_reduction(self, max_loss: float) -> float:
+        """The largest reduction whose loss is at most ``max_loss``. Raises CurveError if that is below 0 or NaN."""
+        if not max_loss >= 0:
+            raise CurveError(f"the greatest loss must be 0 or more, got {max_loss}")
+        if max_loss >= 1:
+            return 1.0
+        last = int(np.searchsorted(self.loss, max_loss, side="right")) - 1
+        if last == self.loss.size - 1:
+            return float(min(1.0, self.reduction[-1] + (max_loss - self.loss[-1]) / self.tail_slope))
+        share = (max_loss - self.loss[last]) / (self.loss[last + 1] - self.loss[last])
+        step = self.reduction[last + 1] - self.reduction[last]
+        return float(self.reduction[last] + share * step)
+
+    def convex_minorant(self) -> ElasticityCurve:
+        """The greatest convex curve nowhere above this one, over the measured reductions."""
+        owner = np.zeros(self.reduction.size, dtype=np.intp)
+        keep = lower_hulls(owner, self.reduction, self.loss)
+        return ElasticityCurve(self.reduction[keep], self.loss[keep])
+
+
+def lower_hulls(owner: IntArray, x: FloatArray, y: FloatArray) -> IntArray:
+    """Indices of the lower convex hulls of many curves laid end to end, all of shape (n,), in their order.
+
+    ``owner`` names each point's curve; the points of a curve lie together and ascend in x. A point above the chord
+    of its neighbours is on no hull, whatever else goes, so all such points go at once, until none is left.
+    """
+    keep = np.arange(x.size, dtype=np.intp)
+    while keep.size > 2:
+        kx, ky, ko = x[keep], y[keep], owner[keep]
+        inner = ko[2:] == ko[:-2]
+        with np.errstate(divide="ignore", invalid="ignore"):  # steps between two curves are never looked at
+            slope = np.diff(ky) / np.diff(kx)
+            above = inner & (slope[:-1] >= slope[1:] - _SAME_SLOPE)
+        if not above.any():
+            break
+        keep = keep[np.concatenate(([True], ~above, [True]))]
+    return keep
+
+
+# ------------------------------------------------------------------------------------------------ many at once
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """Straight pieces of convex curves, all of shape (n,): from ``start`` to ``end`` (reduction) at ``slope``."""
+
+    owner: IntArray
+    start: FloatArray
+    end: FloatArray
+    slope: FloatArray
+
+
+class CurveStack:
+    """Many curves laid end to end, so that thousands of runs are handled without a Python loop.
+
+    ``which`` (shape (runs,)) maps each of the curves given to its place among the distinct ones.
+    """
+
+    def __init__(self, curves: Sequence[ElasticityCurve]) -> None:
+        place: dict[int, int] = {}
+        self.curves: list[ElasticityCurve] = []
+        which = np.empty(len(curves), dtype=np.intp)
+        for number, curve in enumerate(curves):
+            key = id(curve)
+            if key not in place:
+                place[key] = len(self.curves)
+                self.curves.append(curve)
+            which[number] = place[key]
+        self.which: IntArray = which
+        sizes = np.array([curve.reduction.size for curve in self.curves], dtype=np.intp)
+        self._owner: IntArray = np.repeat(np.arange(len(self.curves), dtype=np.intp), sizes)
+        self._end: IntArray = np.cumsum(sizes)
+        self._first: IntArray = self._end - sizes
+        empty = [np.empty(0)]
+        self._x: FloatArray = np.concatenate([curve.reduction for curve in self.curves] or empty)
+        self._y: FloatArray = np.concatenate([curve.loss for curve in self.curves] or empty)
+        self._tail: FloatArray = self._tail_slopes()
+
+    def all_same(self) -> bool:
+        """Whether the curves given do not tell any two runs apart."""
+        first = self.curves[0] if self.curves else None
+        return first is None or all(
+            np.array_equal(first.reduction, other.reduction) and np.array_equal(first.loss, other.loss)
+            for other in self.curves[1:]
+        )
+
+    def loss_at(self, reduction: FloatArray) -> FloatArray:
+        """Loss of each of the curves given at its own reduction, shape (runs,); as ElasticityCurve.loss_at."""
+        if self.which.size == 0:
+            return np.empty(0)
+        # One search for all: curve k's points lie at 2k + x, and no reduction looked for lies outside 0..1.
+        wanted = 2.0 * self.which + np.clip(reduction, 0.0, 1.0)
+        right = np.searchsorted(2.0 * self._owner + self._x, wanted, side="left")
+        last = self._end[self.which] - 1
+        right = np.clip(right, self._first[self.which] + 1, last)
+        x0, x1, y0, y1 = self._x[right - 1], self._x[right], self._y[right - 1], self._y[right]
+        inside = y0 + (y1 - y0) * (np.clip(reduction, x0, x1) - x0) / (x1 - x0)
+        beyond = self._y[last] + self._tail[self.which] * (reduction - self._x[last])
+        result: FloatArray = np.where(reduction > self._x[last], np.minimum(beyond, 1.0), inside)
+        return result
+
+    def pieces(self) -> Pieces:
+        """The convex minorants of the distinct curves, continued at the tail slope to reduction 1.
+
+        The tail goes on past loss 1: there a loss is a price, and without it a run that has lost all looks free.
+        """
+        keep = lower_hulls(self._owner, self._x, self._y)
+        owner, x, y = self._owner[keep], self._x[keep], self._y[keep]
+        inner = owner[1:] == owner[:-1]
+        slope = np.diff(y)[inner] / np.diff(x)[inner]
+        end_x = self._x[self._end - 1]
+        open_ended = np.flatnonzero(end_x < 1.0).astype(np.intp)
+        return Pieces(
+            owner=np.concatenate((owner[1:][inner], open_ended)),
+            start=np.concatenate((x[:-1][inner], end_x[open_ended])),
+            end=np.concatenate((x[1:][inner], np.ones(open_ended.size))),
+            slope=np.concatenate((slope, self._tail[open_ended])),
+        )
+
+    def _tail_slopes(self) -> FloatArray:
+        if not self.curves:
+            return np.empty(0)
+        inner = self._owner[1:] == self._owner[:-1]
+        slope = np.full(self._x.size, -np.inf)
+        slope[1:][inner] = np.diff(self._y)[inner] / np.diff(self._x)[inner]
+        steepest = np.maximum.reduceat(slope, self._first)
+        left = 1.0 - self._x[self._end - 1]
+        to_corner = np.divide(1.0 - self._y[self._end - 1], left, out=np.zeros_like(left), where=left > 0)
+        result: FloatArray = np.maximum(steepest, to_corner)
+        return result
+
+
+# ------------------------------------------------------------------------------------------- from measurements
+
+
+@dataclass(frozen=True, slots=True)
+class Repairs:
+    """What was done to measured points to make a curve of them; counts of points.
+
+    ``unsorted``: points not in the order of their caps, sorted. ``duplicates``: points of a cap measured before,
+    averaged into it. ``not_binding``: capped points that draw no less than the uncapped one, left out.
+    ``below_zero``: points faster than the uncapped one, taken as no loss. ``raised``: points whose loss lay below
+    that of a smaller reduction, raised to it.
+    """
+
+    unsorted: int = 0
+    duplicates: int = 0
+    not_binding: int = 0
+    below_zero: int = 0
+    raised: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.unsorted + self.duplicates + self.not_binding + self.below_zero + self.raised
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sweep:
+    """Checked measurements of one job at several caps, all of shape (n,), caps descending from the uncapped one."""
+
+    cap_w: FloatArray
+    power_w: FloatArray
+    throughput: FloatArray
+    unsorted: int
+    duplicates: int
+
+
+def read_sweep(
+    cap_w: ArrayLike, power_w: ArrayLike, throughput: ArrayLike, *, uncapped_w: float | None = None
+) -> Sweep:
+    """Check and order measurements of one job: caps (W), draw (W, not the cap) and throughput (any unit), each (n,).
+
+    The point of the highest cap is the uncapped one; with ``uncapped_w`` (the GPU's default limit) it must not lie
+    below that. Raises CurveError on NaN, infinities, caps or draws not above zero, throughput not above zero,
+    unequal lengths, fewer than two different caps, and no uncapped point.
+    """
+    cap, power, rate = (np.atleast_1d(np.asarray(a, dtype=np.float64)) for a in (cap_w, power_w, throughput))
+    if cap.ndim != 1 or not cap.shape == power.shape == rate.shape:
+        raise CurveError(
+            f"caps, draws and throughputs differ in shape: {cap.shape} {power.shape} {rate.shape}"
+        )
+    for name, values in (("cap", cap), ("draw", power), ("throughput", rate)):
+        bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+        if bad.size:
+            raise CurveError(f"{name} {values[bad[0]]:g} at point {bad[0] + 1}: must be a number above zero")
+    distinct, group = np.unique(-cap, return_inverse=True)
+    if distinct.size < 2:
+        raise CurveError(f"a curve needs two or more different caps, got {distinct.size}")
+    if uncapped_w is not None and -distinct[0] < uncapped_w:
+        raise CurveError(
+            f"no uncapped point: the highest cap is {-distinct[0]:g} W, the default limit {uncapped_w:g} W"
+        )
+    step = np.diff(cap)
+    unsorted = int(min((step < 0).sum(), (step > 0).sum()))  # ascending and descending are both in order
+    count = np.bincount(group)
+    return Sweep(
+        cap_w=-distinct,
+        power_w=np.bincount(group, power) / count,
+        throughput=np.bincount(group, rate) / count,
+        unsorted=unsorted,
+        duplicates=int(cap.size - distinct.size),
+    )
+
+
+def curve_from_measurements(
+    cap_w: ArrayLike, power_w: ArrayLike, throughput: ArrayLike, *, uncapped_w: float | None = None
+) -> tuple[ElasticityCurve, Repairs]:
+    """The curve of one job from its measurements, and what had to be repaired. Arguments and errors: ``read_sweep``.
+
+    Raises CurveError too when no cap lowered the draw.
+    """
+    sweep = read_sweep(cap_w, power_w, throughput, uncapped_w=uncapped_w)
+    x = 1.0 - sweep.power_w[1:] / sweep.power_w[0]
+    y = 1.0 - sweep.throughput[1:] / sweep.throughput[0]
+    binding = x > 0
+    if not binding.any():
+        raise CurveError("no cap lowered the draw: nothing is known about the loss")
+    order = np.argsort(x[binding], kind="stable")
+    x, y = x[binding][order], y[binding][order]
+    x, group = np.unique(x, return_inverse=True)
+    same = int(group.size - x.size)
+    y = np.bincount(group, y) / np.bincount(group)
+    below_zero = int((y < 0).sum())
+    clipped = np.maximum(y, 0.0)
+    monotone = np.maximum.accumulate(clipped)
+    repairs = Repairs(
+        unsorted=sweep.unsorted,
+        duplicates=sweep.duplicates + same,
+        not_binding=int((~binding).sum()),
+        below_zero=below_zero,
+        raised=int((monotone > clipped).sum()),
+    )
+    return ElasticityCurve(np.concatenate(([0.0], x)), np.concatenate(([0.0], monotone))), repairs
