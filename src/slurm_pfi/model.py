@@ -156,12 +156,14 @@ class PlanStep(Frozen):
     """The caps from ``starts_in_s`` after receipt on, until the next step.
 
     With a ``park_cap_mw`` a window is open: every GPU without a run in ``caps`` is held at it. Without one there
-    is no window: such GPUs go to their prior limit.
+    is no window: such GPUs go to their prior limit. ``lease`` marks a step that only ends an open-ended limit nobody
+    renewed; a node with ``on_orphan = hold`` does not take it.
     """
 
     starts_in_s: float
     park_cap_mw: int | None
     caps: tuple[RunCap, ...] = ()
+    lease: bool = False
 
 
 class Plan(Frozen, tag="plan"):
