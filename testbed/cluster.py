@@ -1,0 +1,462 @@
+"""A whole real Slurm cluster under one folder: munged, slurmctld and N slurmd, on loopback only.
+
+    with Cluster(ClusterOptions(nodes=2)) as cluster:
+        job = cluster.sbatch("#!/bin/sh\nsleep 30\n", "--gres=gpu:2")
+        cluster.wait_job_state(job, "RUNNING")
+
+Started as root, jobs run as ``nobody``; started by anybody else, everything runs as that user. Needs Debian's packages
+slurmctld, slurmd, slurm-client, slurm-wlm-basic-plugins and munge; starts no system service. Accounting (sacct) needs a
+database and is not there; ended jobs stay readable by ``job_fields`` for ten minutes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Final, TypedDict
+
+from .cluster_files import (
+    REPO,
+    SEARCH_PATH,
+    ClusterError,
+    ClusterOptions,
+    Gpu,
+    Layout,
+    find_ports,
+    find_program,
+    make_folders,
+    write_files,
+)
+
+__all__ = ["REPO", "Cluster", "ClusterError", "ClusterOptions", "Gpu", "StopReport", "wait_until"]
+
+POLL_S: Final = 0.05
+START_DEADLINE_S: Final = 30.0
+STOP_DEADLINE_S: Final = 30.0
+START_TRIES: Final = 3
+ENDED_STATES: Final = frozenset(
+    [
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "TIMEOUT",
+    ]
+)
+_FIELD: Final = re.compile(r"(?:^|\s)([A-Z][A-Za-z_]*(?:[:/][A-Za-z_]+)*)=")
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Ask until true. Raises ClusterError naming ``what`` after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise ClusterError(f"waited {timeout_s:g} s in vain: {what}")
+        time.sleep(POLL_S)
+
+
+@dataclass(frozen=True)
+class StopReport:
+    """What the end found: nodes out of service (name: reason), processes that outlived their job or daemon."""
+
+    folder: Path
+    drained: Mapping[str, str]
+    leftovers: Sequence[str]
+
+    @property
+    def clean(self) -> bool:
+        return not self.drained and not self.leftovers
+
+
+class Cluster:
+    """The cluster; starts by ``start()`` or ``with``, and must be stopped. Not for use by several threads."""
+
+    running: ClassVar[set[Cluster]] = set()
+    stopped: ClassVar[list[StopReport]] = []
+
+    def __init__(self, options: ClusterOptions | None = None) -> None:
+        self.options = options or ClusterOptions()
+        self.layout = Layout(Path())
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    # ------------------------------------------------------------------------------------------ start and stop
+
+    def start(self) -> Cluster:
+        """Start all daemons and return when every node is idle. Raises ClusterError with the end of the logs."""
+        for program in ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "sinfo", "scancel"):
+            find_program(program)
+        parent = self.options.parent or Path(tempfile.gettempdir())
+        self.layout = Layout(Path(tempfile.mkdtemp(prefix="pfi-", dir=parent)))
+        Cluster.running.add(self)
+        try:
+            make_folders(self.layout, self.options)
+            for attempt in range(1, START_TRIES + 1):
+                write_files(self.layout, self.options, find_ports(1 + self.options.nodes))
+                try:
+                    self._start_daemons()
+                    break
+                except ClusterError as error:
+                    # A port can be taken between our look and the daemon's bind.
+                    if attempt == START_TRIES or "Address already in use" not in str(error):
+                        raise
+                    self._end_daemons()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _start_daemons(self) -> None:
+        if "munged" not in self._daemons:
+            self._start_munged()
+        self.start_slurmctld()
+        for node in self.options.node_names:
+            self.start_slurmd(node)
+        self.wait_nodes_idle()
+
+    def _start_munged(self) -> None:
+        folder = self.layout.munge
+        files = {"key-file": "key", "pid-file": "pid", "log-file": "munged.log", "seed-file": "seed"}
+        arguments = [f"--{name}={folder / file}" for name, file in files.items()]
+        arguments += [f"--socket={self.layout.munge_socket}", "--num-threads=2"]
+        self._spawn("munged", ["munged", "--force", "--foreground", *arguments])
+        wait_until(lambda: self._alive("munged") and self.layout.munge_socket.exists(), 10, "munged's socket")
+
+    def start_slurmctld(self) -> None:
+        """Start slurmctld (again), with the state it had."""
+        self._spawn("slurmctld", ["slurmctld", "-D", "-i"], account=self.options.slurm_account)
+
+    def start_slurmd(self, node: str) -> None:
+        """Start a node's slurmd (again)."""
+        self._spawn(_slurmd(node), ["slurmd", "-D", "-N", node], env=self.options.slurmd_env)
+
+    def stop_slurmctld(self, sig: signal.Signals = signal.SIGTERM) -> None:
+        """End slurmctld and wait for it; jobs go on."""
+        self._end("slurmctld", sig)
+
+    def stop_slurmd(self, node: str, sig: signal.Signals = signal.SIGTERM) -> None:
+        """End a node's slurmd and wait for it; its jobs go on."""
+        self._end(_slurmd(node), sig)
+
+    def wait_nodes_idle(self, timeout_s: float = START_DEADLINE_S) -> None:
+        """Return when every node takes jobs and has none."""
+
+        def idle() -> bool:
+            for name in list(self._daemons):
+                self._alive(name)
+            shown = self._run(["sinfo", "-h", "-N", "-o", "%N %t"], check=False).stdout.split("\n")
+            return {f"{node} idle" for node in self.options.node_names} <= set(shown)
+
+        try:
+            wait_until(idle, timeout_s, f"all of {', '.join(self.options.node_names)} idle")
+        except ClusterError as error:
+            raise ClusterError(f"{error}\n{self._log_tails()}") from error
+
+    def stop(self) -> StopReport:
+        """Cancel all jobs, wait for the empty queue, end each daemon by its pid, remove the folder.
+
+        The report names nodes that were out of service before and processes that were left; those are killed.
+        """
+        if self not in Cluster.running:
+            raise ClusterError("this cluster does not run")
+        Cluster.running.discard(self)
+        drained: Mapping[str, str] = {}
+        leftovers: list[str] = []
+        if "slurmctld" in self._daemons:
+            try:
+                if self._daemons["slurmctld"].poll() is not None:
+                    self.start_slurmctld()
+                drained = self.drained_nodes()
+                self.cancel_all()
+            except ClusterError as error:
+                leftovers.append(f"jobs not cancelled: {error}")
+        self._end_daemons()
+        if "munged" in self._daemons:
+            self._end("munged", signal.SIGTERM)
+        leftovers += self._end_leftovers()
+        if not self.options.keep:
+            shutil.rmtree(self.layout.root, ignore_errors=True)
+        report = StopReport(self.layout.root, drained, leftovers)
+        Cluster.stopped.append(report)
+        return report
+
+    def cancel_all(self, timeout_s: float = STOP_DEADLINE_S) -> None:
+        """Cancel every job and wait until none is left, epilogs included."""
+        wait_until(
+            lambda: self._run(["squeue", "-h"], check=False).returncode == 0, timeout_s, "slurmctld answers"
+        )
+        ids = self._run(["squeue", "-h", "-o", "%A"]).stdout.split()
+        if ids:
+            self._run(["scancel", *dict.fromkeys(ids)], check=False)
+        wait_until(lambda: not self._run(["squeue", "-h"]).stdout.strip(), timeout_s, "the queue is empty")
+
+    def __enter__(self) -> Cluster:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        report = self.stop()
+        if error is None and report.leftovers:
+            raise ClusterError(f"left behind in {report.folder}: {'; '.join(report.leftovers)}")
+
+    # ------------------------------------------------------------------------------------------ what users do
+
+    @property
+    def folder(self) -> Path:
+        return self.layout.root
+
+    @property
+    def state_dir(self) -> Path:
+        """``node.state_dir`` for slurm-pfi on this cluster."""
+        return self.layout.state_dir
+
+    @property
+    def slurm_conf(self) -> Path:
+        return self.layout.slurm_conf
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        return self.options.node_names
+
+    @property
+    def client_env(self) -> dict[str, str]:
+        """The whole environment in which Slurm's commands run."""
+        base = {"PATH": SEARCH_PATH, "HOME": "/", "LANG": "C.UTF-8", "SLURM_CONF": str(self.slurm_conf)}
+        return {**base, **self.options.client_env}
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        user: str | None = None,
+        stdin: str = "",
+        env: Mapping[str, str] | None = None,
+        check: bool = True,
+        timeout_s: float = 60.0,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as ``user`` (default: ``nobody`` where we are root), ``env`` added to ``client_env``.
+
+        Raises ClusterError with what it wrote when it fails and ``check``.
+        """
+        account = submitter(user)
+        try:
+            done = subprocess.run(
+                list(command),
+                input=stdin,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=timeout_s,
+                cwd=self.layout.out,
+                env={**self.client_env, **(env or {})},
+                **_switch(account),
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ClusterError(f"{' '.join(command)}: no end after {timeout_s:g} s") from error
+        if check and done.returncode != 0:
+            raise ClusterError(f"{' '.join(command)}: exit {done.returncode}: {done.stderr.strip()}")
+        return done
+
+    def _run(self, command: Sequence[str], *, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """As ourselves, that is as an admin of the cluster."""
+        return self.run(command, user=pwd.getpwuid(os.getuid()).pw_name, check=check)
+
+    def sbatch(
+        self, script: str, *args: str, user: str | None = None, env: Mapping[str, str] | None = None
+    ) -> int:
+        """Submit a script (its text) and return the job id. Output goes to ``job_output``."""
+        out = ["--output", str(self.layout.out / "%j.out")]
+        done = self.run(["sbatch", "--parsable", *out, *args], user=user, stdin=script, env=env)
+        return int(done.stdout.split(";")[0])
+
+    def scontrol(self, *args: str) -> str:
+        """scontrol as an admin; its output."""
+        return self._run(["scontrol", *args]).stdout
+
+    def squeue(self, *args: str) -> list[str]:
+        """Lines of ``squeue -h`` as an admin."""
+        return self._run(["squeue", "-h", *args]).stdout.splitlines()
+
+    def job_fields(self, job_id: int) -> dict[str, str]:
+        """The job's record, also after its end. Per-node lines (``-d``) lie under ``Nodes``, ``GRES`` (the last)."""
+        text = self.scontrol("-o", "show", "job", "-d", str(job_id)).strip()
+        matches = list(_FIELD.finditer(text))
+        ends = [match.start() for match in matches[1:]] + [len(text)]
+        return {match.group(1): text[match.end() : end] for match, end in zip(matches, ends, strict=True)}
+
+    def job_state(self, job_id: int) -> str:
+        return self.job_fields(job_id)["JobState"]
+
+    def job_output(self, job_id: int) -> str:
+        """What the batch script wrote so far."""
+        path = self.layout.out / f"{job_id}.out"
+        return path.read_text() if path.exists() else ""
+
+    def wait_job_state(self, job_id: int, *states: str, timeout_s: float = 30.0) -> str:
+        """Wait for one of the states. Raises ClusterError at once when the job has ended in another."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            fields = self.job_fields(job_id)
+            state = fields["JobState"]
+            if state in states:
+                return state
+            if state in ENDED_STATES or time.monotonic() > deadline:
+                raise ClusterError(
+                    f"job {job_id} is {state} ({fields.get('Reason')}), not {' or '.join(states)}; "
+                    f"output: {self.job_output(job_id)[-500:]!r}"
+                )
+            time.sleep(POLL_S)
+
+    def drained_nodes(self) -> dict[str, str]:
+        """Nodes out of service (drained, draining, down or failing), with state and reason."""
+        lines = self._run(["sinfo", "-h", "-N", "-o", "%N|%T|%E"]).stdout.splitlines()
+        bad = {}
+        for line in lines:
+            node, state, reason = line.split("|", 2)
+            if re.match(r"drain|down|fail|err|inval|unk", state):
+                bad[node] = f"{state}: {reason}"
+        return bad
+
+    def node_log(self, node: str) -> str:
+        """slurmd's log."""
+        return (self.layout.log / f"slurmd.{node}.log").read_text(errors="replace")
+
+    def daemon_pid(self, name: str) -> int:
+        """The pid of ``munged``, ``slurmctld`` or ``slurmd.<node>``."""
+        return self._daemons[name].pid
+
+    @property
+    def daemon_names(self) -> tuple[str, ...]:
+        return tuple(self._daemons)
+
+    # ------------------------------------------------------------------------------------------ processes
+
+    def _spawn(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        account: pwd.struct_passwd | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        old = self._daemons.get(name)
+        if old is not None and old.poll() is None:
+            raise ClusterError(f"{name} runs already, pid {old.pid}")
+        with (self.layout.log / f"{name}.out").open("ab") as out:
+            self._daemons[name] = subprocess.Popen(
+                [find_program(command[0]), *command[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                cwd=self.layout.root,
+                env={"PATH": SEARCH_PATH, "SLURM_CONF": str(self.slurm_conf), **(env or {})},
+                start_new_session=True,
+                **_switch(account),
+            )
+
+    def _alive(self, name: str) -> bool:
+        """True, or ClusterError: a daemon that ended by itself is never waited for."""
+        code = self._daemons[name].poll()
+        if code is not None:
+            raise ClusterError(f"{name} ended with status {code}\n{self._log_tails(name)}")
+        return True
+
+    def _end(self, name: str, sig: signal.Signals) -> None:
+        process = self._daemons[name]
+        process.send_signal(sig)
+        try:
+            process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _end_daemons(self) -> None:
+        """slurmds and slurmctld; munged stays, they need it to the last."""
+        names = [name for name in self._daemons if name != "munged"]
+        for name in names:
+            self._daemons[name].send_signal(signal.SIGTERM)
+        for name in names:
+            self._end(name, signal.SIGTERM)
+            del self._daemons[name]
+
+    def _end_leftovers(self) -> list[str]:
+        """Kill what still names our folder in its command line or environment; say what it was."""
+        found = processes_naming(self.layout.root)
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return [f"{pid} {command}" for pid, command in found.items()]
+
+    def _log_tails(self, only: str | None = None) -> str:
+        lines = []
+        for path in sorted([*self.layout.log.iterdir(), self.layout.munge / "munged.log"]):
+            if path.exists() and (only is None or path.name.startswith(only)):
+                tail = path.read_text(errors="replace").splitlines()[-8:]
+                lines += [f"{path.name}: {line}" for line in tail]
+        return "\n".join(lines)
+
+
+def submitter(user: str | None) -> pwd.struct_passwd:
+    """Who submits: the user named, else ``nobody`` where we are root, else ourselves."""
+    if user is not None:
+        return pwd.getpwnam(user)
+    return pwd.getpwnam("nobody") if os.getuid() == 0 else pwd.getpwuid(os.getuid())
+
+
+def processes_naming(folder: Path) -> dict[int, str]:
+    """Living processes with ``folder`` in command line or environment, ourselves and our parents left out."""
+    needle = os.fsencode(folder)
+    ours = _ancestors()
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) in ours:
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes()
+            environment = (entry / "environ").read_bytes()
+        except OSError:  # gone meanwhile, or another user's
+            continue
+        if command and (needle in command or needle in environment):
+            found[int(entry.name)] = os.fsdecode(command.replace(b"\0", b" ").strip())
+    return found
+
+
+def _ancestors() -> set[int]:
+    pid, found = os.getpid(), set[int]()
+    while pid > 0 and pid not in found:
+        found.add(pid)
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        pid = int(stat.rpartition(")")[2].split()[1])
+    return found
+
+
+def _slurmd(node: str) -> str:
+    return f"slurmd.{node}"
+
+
+class _Switch(TypedDict, total=False):
+    user: int
+    group: int
+    extra_groups: list[int]
+
+
+def _switch(account: pwd.struct_passwd | None) -> _Switch:
+    """Popen's arguments to become ``account``; none needed when we are it already."""
+    if account is None or account.pw_uid == os.getuid():
+        return {}
+    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
