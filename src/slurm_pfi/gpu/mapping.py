@@ -42,7 +42,7 @@ def minor_of(path: str) -> int | Unresolved:
     to /dev/null counts too, with the number in its name (``nvidia3``).
     """
     try:
-        about = os.stat(path)
+        about = Path(path).stat()
         null = Path(os.devnull).stat()
     except OSError as error:
         return Unresolved(reason=f"{path}: {error.strerror}")

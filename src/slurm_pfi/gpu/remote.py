@@ -174,10 +174,9 @@ class RemoteGpuDevices:
             if reply.failed is None:
                 self._succeeded(key)
                 return reply
-            error = to_error(reply.failed)
-            if isinstance(
-                error, LibraryGoneError
-            ):  # the process ends now; another would hear the same for a while
+            answer = to_error(reply.failed)
+            if isinstance(answer, LibraryGoneError):
+                # The process ends now, and a new one would hear the same for a while.
                 self._may_start_at_once = False
                 await self._lose(process, answer)
             else:
