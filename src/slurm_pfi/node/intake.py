@@ -1,0 +1,314 @@
+"""Taking events into the state: devices, samples, answers to sets, job files, plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..gpu.device import DeviceFailure, DeviceInfo, DeviceSample
+from ..model import GpuId, Plan, Run
+from .jobfile import JobFile
+from .limits import first_sight, found_prior
+from .messages import (
+    DevicesListed,
+    DevicesUnavailable,
+    JobFilesRead,
+    PlanRead,
+    RemoveJobFile,
+    Sampled,
+    SavePlan,
+    SetDone,
+)
+from .plan import HeldPlan, refusal
+from .state import TOLERANCE_MW, Gpu, SeenRun, State, near
+from .turn import Turn
+
+GONE_KINDS = frozenset({"LostError", "NeedsResetError"})
+ABSURD_DRAW = (
+    1.5  # a reading beyond this share of the device's greatest limit is no draw (2 kW on 700 W was seen)
+)
+
+
+# ------------------------------------------------------------------------------------------------------ plans
+
+
+def plan_read(turn: Turn, event: PlanRead) -> None:
+    """The plan of an earlier agent process of this boot goes on."""
+    turn.fault("plan", event.fault)
+    own, held = turn.state.settings, event.held
+    if held is None or held.boot_id != own.boot_id:
+        return
+    if (held.plan.cluster, held.plan.node) != (own.cluster, own.node):
+        return
+    turn.change(held=held, held_from_file=True, highest_epoch=held.plan.id.epoch)
+
+
+def plan_received(turn: Turn, plan: Plan) -> None:
+    """Hold it, or say why not."""
+    reason = refusal(turn.state, plan, turn.now_ns)
+    turn.report_soon()
+    if reason:
+        turn.change(refused=f"plan {plan.id.epoch}/{plan.id.seq} refused: {reason}")
+        turn.audit("plan_refused", epoch=plan.id.epoch, seq=plan.id.seq, reason=reason)
+        return
+    turn.audit("plan_accepted", epoch=plan.id.epoch, seq=plan.id.seq, reason=plan.reason)
+    held = HeldPlan(plan=plan, boot_id=turn.state.settings.boot_id, received_ns=turn.now_ns)
+    turn.change(held=held, held_from_file=False, highest_epoch=plan.id.epoch)
+    turn.do(SavePlan(held=held))
+    _take_priors(turn, plan)
+    for run in plan.gone:
+        if run in turn.state.runs:
+            turn.do(RemoveJobFile(run=run))
+            _drop_run(turn, run, "controller")
+
+
+def _take_priors(turn: Turn, plan: Plan) -> None:
+    """The controller remembers a limit before us that this node no longer knows."""
+    for uuid, prior_mw in plan.priors.items():
+        gpu = turn.state.gpus.get(uuid)
+        if gpu is None or gpu.prior_mw is not None or gpu.blocked:
+            continue
+        if gpu.min_mw <= prior_mw <= gpu.max_mw and not gpu.is_ours(prior_mw):
+            turn.record_prior(gpu, prior_mw, "controller")
+
+
+# ------------------------------------------------------------------------------------------------------- runs
+
+
+def job_files_read(turn: Turn, event: JobFilesRead) -> None:
+    """Compare what is there with what was; of one job only its newest run counts."""
+    newest: dict[int, JobFile] = {}
+    for file in sorted(event.files, key=lambda file: file.restart):
+        older = newest.get(file.job_id)
+        if older is not None:
+            turn.do(RemoveJobFile(run=_run(turn.state, older)))
+        newest[file.job_id] = file
+    present = {_run(turn.state, file): file for file in newest.values()}
+    for run in tuple(turn.state.runs):
+        if run not in present:
+            newer = any(other.job_id == run.job_id for other in present)
+            _drop_run(turn, run, "newer run" if newer else "epilog")
+    for run, file in present.items():
+        if run not in turn.state.runs:
+            seen = _locate(
+                SeenRun(run=run, uid=file.uid, flex=file.flex, positions=file.gpus), turn.state.positions
+            )
+            turn.change(runs={**turn.state.runs, run: seen})
+            turn.audit("run_seen", run=str(run), gpus=list(seen.gpus), reason="job file")
+            turn.report_soon()
+    turn.change(jobs_read=True)
+
+
+def _run(state: State, file: JobFile) -> Run:
+    return Run(cluster=state.settings.cluster, job_id=file.job_id, restart=file.restart)
+
+
+def _drop_run(turn: Turn, run: Run, reason: str) -> None:
+    gpus = turn.state.runs[run].gpus
+    turn.change(runs={other: seen for other, seen in turn.state.runs.items() if other != run})
+    turn.audit("run_gone", run=str(run), gpus=list(gpus), reason=reason)
+    turn.report_soon()
+
+
+def _locate(seen: SeenRun, positions: dict[int, GpuId]) -> SeenRun:
+    """The GPUs of a run. A position that leads nowhere is kept as such, never replaced by another."""
+    return replace(
+        seen,
+        gpus=tuple(positions[place] for place in seen.positions if place in positions),
+        unknown=tuple(place for place in seen.positions if place not in positions),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- devices
+
+
+def devices_unavailable(turn: Turn, event: DevicesUnavailable) -> None:
+    """No list: the agent stays up, says so and tries again, slowly."""
+    turn.fault("nvml", event.error)
+    turn.change(listing=False, relist_at_ns=turn.now_ns + turn.state.settings.relist_ns)
+
+
+def devices_listed(turn: Turn, event: DevicesListed) -> None:
+    """Take the list in. Limits of ours die with the driver, so after its restart each GPU is new to us."""
+    same_driver = turn.state.listed and turn.state.driver_start == event.driver_start
+    old = turn.state.gpus if same_driver else {}
+    place_of = {uuid: place for place, uuid in event.positions.items()}
+    listed = {
+        info.uuid: _listed(old.get(info.uuid), info, place_of.get(info.uuid), event, turn.now_ns)
+        for info in event.devices
+    }
+    missing = {
+        uuid: replace(gpu, requested_mw=None, enforced_mw=None, draw_mw=None, read_fault="no longer listed")
+        for uuid, gpu in old.items()
+        if uuid not in listed
+    }
+    unsound = bool(event.failures or event.map_fault or missing)
+    first = not turn.state.listed
+    turn.change(
+        gpus={**listed, **missing},
+        positions=event.positions,
+        driver_start=event.driver_start,
+        listed=True,
+        listing=False,
+        relist_at_ns=turn.now_ns + turn.state.settings.relist_ns if unsound else None,
+        runs={run: _locate(seen, event.positions) for run, seen in turn.state.runs.items()},
+    )
+    turn.fault("nvml", "; ".join(f"{failure.uuid}: {failure.message}" for failure in event.failures))
+    turn.fault("map", event.map_fault)
+    if first:
+        _adopt(turn)
+    for uuid in turn.state.gpus:
+        learn_prior(turn, uuid)
+    turn.report_soon()
+
+
+def _listed(
+    gpu: Gpu | None, info: DeviceInfo, position: int | None, event: DevicesListed, now_ns: int
+) -> Gpu:
+    if gpu is None:
+        return first_sight(info, position, event.journal.get(info.uuid), now_ns)
+    limits = info.limits
+    gpu = replace(
+        gpu, position=position, min_mw=limits.min_mw, max_mw=limits.max_mw, default_mw=limits.default_mw
+    )
+    if gpu.setting:
+        return gpu
+    return replace(
+        gpu,
+        requested_mw=limits.requested_mw,
+        enforced_mw=limits.enforced_mw,
+        read_ns=now_ns,
+        read_fault="",
+    )
+
+
+def _adopt(turn: Turn) -> None:
+    """Say what an earlier agent process left; nothing is raised because of it."""
+    capped = sum(gpu.current_mw is not None for gpu in turn.state.gpus.values())
+    held = turn.state.held
+    if capped or held is not None:
+        plan = f"plan {held.plan.id.epoch}/{held.plan.id.seq}" if held else "no plan"
+        turn.audit("adopted", reason=f"{capped} GPUs hold limits of ours, {plan} held")
+
+
+def learn_prior(turn: Turn, uuid: GpuId) -> None:
+    """Record the limit before us as soon as the device tells it."""
+    gpu = turn.state.gpus[uuid]
+    prior = found_prior(gpu)
+    if prior is not None:
+        turn.record_prior(gpu, *prior)
+
+
+def sampled(turn: Turn, event: Sampled) -> None:
+    """Take readings in; a failed one keeps the last safe state for a while and then makes the GPU unknown."""
+    turn.change(**({"quick_sampling": False} if event.quick else {"sampling": False}))
+    for sample in event.samples:
+        gpu = turn.state.gpus.get(sample.uuid)
+        if gpu is None:
+            continue
+        if isinstance(sample, DeviceFailure):
+            _unread(turn, gpu, f"{sample.kind}: {sample.message}", gone=sample.kind in GONE_KINDS)
+        else:
+            _read(turn, gpu, sample)
+    if not event.quick:
+        turn.report_soon()
+
+
+def _unread(turn: Turn, gpu: Gpu, fault: str, *, gone: bool) -> None:
+    settings = turn.state.settings
+    gpu = turn.change_gpu(gpu.uuid, read_fault=fault, draw_mw=None)
+    if gone or turn.now_ns - gpu.read_ns > settings.response_ns:
+        turn.change_gpu(gpu.uuid, requested_mw=None, enforced_mw=None)
+        if turn.state.relist_at_ns is None:  # the device or the driver may have been replaced
+            turn.change(relist_at_ns=turn.now_ns + settings.relist_ns)
+
+
+def _read(turn: Turn, gpu: Gpu, sample: DeviceSample) -> None:
+    draw_mw = sample.draw_mw
+    absurd = draw_mw is not None and not 0 <= draw_mw <= ABSURD_DRAW * gpu.max_mw
+    turn.fault(f"draw of {gpu.uuid}", f"{gpu.uuid}: a draw of {draw_mw} mW is not believed" if absurd else "")
+    gpu = turn.change_gpu(gpu.uuid, draw_mw=None if absurd else draw_mw)
+    if gpu.setting or sample.monotonic_ns < gpu.touched_ns:
+        return  # what it says of limits is older than the set
+    if sample.requested_mw is None or sample.enforced_mw is None:
+        _unread(turn, gpu, "limits not read", gone=False)
+        return
+    ours = gpu.current_mw is not None and near(sample.requested_mw, gpu.current_mw)
+    sure = sample.monotonic_ns > gpu.touched_ns + turn.state.settings.deadline_ns
+    if (sample.requested_mw, sample.enforced_mw) != (gpu.requested_mw, gpu.enforced_mw):
+        turn.report_soon()
+    gpu = turn.change_gpu(
+        gpu.uuid,
+        requested_mw=sample.requested_mw,
+        enforced_mw=sample.enforced_mw,
+        read_ns=turn.now_ns,
+        read_fault="",
+        confirmed=gpu.confirmed or ours,
+        foreign_mw=None if ours else gpu.foreign_mw,
+        doubt_mw=None if sure else gpu.doubt_mw,
+    )
+    _settle(turn, gpu)
+    learn_prior(turn, gpu.uuid)
+
+
+# ------------------------------------------------------------------------------------------------------- sets
+
+
+def set_done(turn: Turn, event: SetDone) -> None:
+    """The device says it did. Believed only if it reads back what was asked."""
+    gpu = turn.state.gpus.get(event.uuid)
+    if gpu is None or gpu.pending is None:
+        return
+    limits, pending = event.limits, gpu.pending
+    gpu = turn.change_gpu(
+        gpu.uuid,
+        requested_mw=limits.requested_mw,
+        enforced_mw=limits.enforced_mw,
+        read_ns=turn.now_ns,
+        touched_ns=turn.now_ns,
+        read_fault="",
+    )
+    if not near(limits.requested_mw, pending.cap_mw):
+        error = f"the device accepted it, but {limits.requested_mw} mW is read back"
+        turn.set_failed(gpu.uuid, error, in_doubt=False, lasting=False)
+        return
+    gpu = turn.change_gpu(
+        gpu.uuid,
+        pending=replace(pending, settling=True),
+        failures=0,
+        retry_at_ns=0,
+        set_fault="",
+        doubt_mw=None,
+        foreign_mw=None,
+        confirmed=not pending.restores,
+    )
+    if pending.restores:
+        turn.rest(gpu.uuid)
+    turn.report_soon()
+    _settle(turn, turn.state.gpus[gpu.uuid])
+
+
+def _settle(turn: Turn, gpu: Gpu) -> None:
+    """Whether the limit that the device took is in force."""
+    pending = gpu.pending
+    if pending is None or not pending.settling or gpu.enforced_mw is None:
+        return
+    if pending.raises:
+        in_force = near(gpu.enforced_mw, pending.cap_mw)
+    else:
+        in_force = gpu.enforced_mw <= pending.cap_mw + TOLERANCE_MW
+    if in_force:
+        settled(turn, gpu)
+
+
+def settled(turn: Turn, gpu: Gpu) -> None:
+    """The set is over: acknowledge it."""
+    assert gpu.pending is not None
+    turn.audit(
+        "readback",
+        uuid=gpu.uuid,
+        requested_mw=gpu.requested_mw,
+        enforced_mw=gpu.enforced_mw,
+        cap_mw=gpu.pending.cap_mw,
+    )
+    turn.change_gpu(gpu.uuid, pending=None, set_fault="")
+    turn.report_soon()

@@ -1,0 +1,160 @@
+"""What the agent knows, as frozen values. All times are CLOCK_MONOTONIC nanoseconds of this boot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from ..model import GpuId, PlanId, Run
+from .plan import HeldPlan
+
+NS_PER_S: Final = 1_000_000_000
+TOLERANCE_MW: Final = 1000  # boards may round: a read-back within 1 W is the value asked for
+
+Orphan = Literal["hold", "release"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the config says to a node. ``*_ns`` are durations."""
+
+    cluster: str
+    node: str
+    agent_id: str
+    boot_id: str
+    on_orphan: Orphan
+    report_ns: int
+    report_window_ns: int
+    report_age_ns: int
+    response_ns: int
+    deadline_ns: int
+    settle_ns: int = 2 * NS_PER_S
+    settle_step_ns: int = NS_PER_S // 20
+    reapply_ns: int = 5 * NS_PER_S
+    relist_ns: int = 30 * NS_PER_S
+    stop_ns: int = 3 * NS_PER_S
+    report_gap_ns: int = NS_PER_S // 100
+
+    @property
+    def skip_lease(self) -> bool:
+        """A lease that ran out leaves the limits as they are until a controller speaks again."""
+        return self.on_orphan == "hold"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """A set under way. ``settling``: the device took the value and the enforced limit is still awaited."""
+
+    cap_mw: int
+    reason: str
+    run: str
+    since_ns: int
+    raises: bool
+    restores: bool
+    settling: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU. ``current_mw`` is the value of ours that stands there now; None means that the GPU rests.
+
+    ``issued_mw`` holds every cap that we issued in this boot, so that none is ever taken for a prior limit.
+    ``confirmed``: ``current_mw`` was read back. ``doubt_mw``: a value whose set failed in a way that may still
+    have done it. ``blocked`` says why the GPU must not be touched at all.
+    """
+
+    uuid: GpuId
+    model: str
+    position: int | None
+    min_mw: int
+    max_mw: int
+    default_mw: int
+    prior_mw: int | None = None
+    how: str = ""
+    current_mw: int | None = None
+    issued_mw: tuple[int, ...] = ()
+    confirmed: bool = False
+    requested_mw: int | None = None
+    enforced_mw: int | None = None
+    draw_mw: int | None = None
+    read_ns: int = 0
+    touched_ns: int = 0
+    pending: Pending | None = None
+    doubt_mw: int | None = None
+    failures: int = 0
+    retry_at_ns: int = 0
+    reapply_at_ns: int = 0
+    foreign_mw: int | None = None
+    blocked: str = ""
+    read_fault: str = ""
+    set_fault: str = ""
+
+    def is_ours(self, limit_mw: int) -> bool:
+        """Whether this value, as the device shows it, is one that we issued in this boot."""
+        return any(near(limit_mw, issued) for issued in self.issued_mw)
+
+    @property
+    def setting(self) -> bool:
+        """A set was asked for and has not been answered."""
+        return self.pending is not None and not self.pending.settling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenRun:
+    """A run whose job file is there. ``unknown``: positions that lead to no GPU of ours."""
+
+    run: Run
+    uid: int
+    flex: str
+    positions: tuple[int, ...]
+    gpus: tuple[GpuId, ...] = ()
+    unknown: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """The whole agent. ``sent_ns`` holds the reports young enough to be answered by a plan."""
+
+    settings: Settings
+    started_ns: int
+    driver_start: str = ""
+    gpus: dict[GpuId, Gpu] = field(default_factory=dict)
+    positions: dict[int, GpuId] = field(default_factory=dict)
+    runs: dict[Run, SeenRun] = field(default_factory=dict)
+    jobs_read: bool = False
+    held: HeldPlan | None = None
+    held_from_file: bool = False
+    highest_epoch: int = 0
+    released: bool = False
+    stopping_ns: int | None = None
+    stopped: bool = False
+    listed: bool = False
+    connected: bool = False
+    seq: int = 0
+    sent_ns: dict[int, int] = field(default_factory=dict)
+    refused: str = ""
+    faults: dict[str, str] = field(default_factory=dict)
+    in_force: PlanId | None = None
+    in_force_step: int = -1
+    listing: bool = False
+    relist_at_ns: int | None = 0
+    sampling: bool = False
+    sample_due_ns: int = 0
+    quick_sampling: bool = False
+    quick_due_ns: int | None = None
+    report_due_ns: int = 0
+    reported_ns: int | None = None
+
+
+def near(left_mw: int, right_mw: int) -> bool:
+    """Equal as far as a board's rounding allows."""
+    return abs(left_mw - right_mw) <= TOLERANCE_MW
+
+
+def ceiling_mw(gpu: Gpu) -> int | None:
+    """The most that the limit can be: requested, enforced and whatever may still take effect. None if unread."""
+    if gpu.requested_mw is None or gpu.enforced_mw is None:
+        return None
+    asked = [gpu.pending.cap_mw] if gpu.pending else []
+    doubted = [gpu.doubt_mw] if gpu.doubt_mw is not None else []
+    return max(gpu.requested_mw, gpu.enforced_mw, *asked, *doubted)

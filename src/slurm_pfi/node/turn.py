@@ -1,0 +1,173 @@
+"""One step of the core while it is being made: the state so far and the actions decided. Never outlives ``step``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..gpu.journal import JournalEntry, PriorSource
+from ..model import GpuId
+from .limits import Set
+from .messages import Action, Audit, SendReport, SetLimit, WriteJournal
+from .report import build_report
+from .state import Gpu, Pending, State, near
+
+MAX_BACK_OFF_NS = 5_000_000_000
+LASTING_BACK_OFF_NS = 30_000_000_000
+
+
+class Turn:
+    """The state is replaced, never changed in place, so the one that ``step`` was given stays as it was."""
+
+    def __init__(self, state: State, now_ns: int) -> None:
+        self.state = state
+        self.now_ns = now_ns
+        self.actions: list[Action] = []
+
+    def change(self, **fields: Any) -> None:  # noqa: ANN401 - the fields of State
+        self.state = replace(self.state, **fields)
+
+    def change_gpu(self, uuid: GpuId, **fields: Any) -> Gpu:  # noqa: ANN401 - the fields of Gpu
+        gpu = replace(self.state.gpus[uuid], **fields)
+        self.put_gpu(gpu)
+        return gpu
+
+    def put_gpu(self, gpu: Gpu) -> None:
+        self.change(gpus={**self.state.gpus, gpu.uuid: gpu})
+
+    def do(self, action: Action) -> None:
+        self.actions.append(action)
+
+    def audit(self, event: str, **fields: object) -> None:
+        self.do(Audit(event=event, fields=fields))
+
+    def fault(self, what: str, text: str) -> None:
+        """Say that something is wrong, or with an empty text that it is no longer."""
+        if self.state.faults.get(what, "") == text:
+            return
+        others = {key: value for key, value in self.state.faults.items() if key != what}
+        self.change(faults={**others, what: text} if text else others)
+        self.report_soon()
+
+    # ---------------------------------------------------------------------------------------------- reports
+
+    def report_soon(self) -> None:
+        """A change that the controller waits for; several within a few milliseconds share a report."""
+        last_ns = self.state.reported_ns
+        due_ns = (
+            self.now_ns if last_ns is None else max(self.now_ns, last_ns + self.state.settings.report_gap_ns)
+        )
+        self.change(report_due_ns=min(self.state.report_due_ns, due_ns))
+
+    def send_report(self, period_ns: int) -> None:
+        """Send now. The next one is due when GPUs have been sampled again; the time here is the latest."""
+        state = self.state
+        seq = state.seq + 1
+        oldest_ns = self.now_ns - state.settings.report_age_ns
+        young = {number: sent for number, sent in state.sent_ns.items() if sent >= oldest_ns}
+        self.change(
+            seq=seq,
+            sent_ns={**young, seq: self.now_ns},
+            reported_ns=self.now_ns,
+            report_due_ns=self.now_ns + period_ns + period_ns // 2,
+        )
+        self.do(SendReport(report=build_report(self.state, self.now_ns)))
+        self.change(refused="")
+
+    # ----------------------------------------------------------------------------------------------- limits
+
+    def write_journal(self, gpu: Gpu, run: str = "") -> None:
+        assert gpu.prior_mw is not None
+        how: PriorSource = (
+            "default" if gpu.how == "default" else "read" if gpu.how == "read" else "controller"
+        )
+        self.do(
+            WriteJournal(
+                entry=JournalEntry(
+                    uuid=gpu.uuid,
+                    prior_mw=gpu.prior_mw,
+                    issued_mw=gpu.issued_mw,
+                    current_mw=gpu.current_mw,
+                    run=run,
+                    boot_id=self.state.settings.boot_id,
+                    driver_start=self.state.driver_start,
+                    how=how,
+                )
+            )
+        )
+
+    def record_prior(self, gpu: Gpu, prior_mw: int, how: PriorSource) -> None:
+        """The limit before us is known now, or has been changed by its owner while the GPU rested."""
+        gpu = self.change_gpu(gpu.uuid, prior_mw=prior_mw, how=how)
+        self.audit("prior", uuid=gpu.uuid, prior_mw=prior_mw, how=how)
+        self.write_journal(gpu)
+        self.report_soon()
+
+    def issue(self, gpu: Gpu, ask: Set) -> None:
+        """Say it, write it down, then ask for it: in this order, whatever happens in between."""
+        if ask.conflict_mw is not None:
+            self.conflict(gpu, ask.conflict_mw)
+            gpu = self.change_gpu(gpu.uuid, reapply_at_ns=self.now_ns + self.state.settings.reapply_ns)
+        gpu = self.change_gpu(
+            gpu.uuid,
+            pending=Pending(
+                cap_mw=ask.cap_mw,
+                reason=ask.reason,
+                run=ask.run,
+                since_ns=self.now_ns,
+                raises=ask.raises,
+                restores=ask.restores,
+            ),
+        )
+        self.audit(
+            "set", uuid=gpu.uuid, cap_mw=ask.cap_mw, reason=ask.reason, run=ask.run, prior_mw=gpu.prior_mw
+        )
+        if not ask.restores:  # the entry that a restore needs has been there since the first set
+            self.hold(gpu, ask.cap_mw, ask.run)
+        self.do(SetLimit(uuid=gpu.uuid, cap_mw=ask.cap_mw, reason=ask.reason, run=ask.run))
+
+    def hold(self, gpu: Gpu, cap_mw: int, run: str) -> None:
+        """Make this value the one of ours on the GPU, in memory and in the journal."""
+        known = cap_mw in gpu.issued_mw
+        gpu = self.change_gpu(
+            gpu.uuid,
+            current_mw=cap_mw,
+            issued_mw=gpu.issued_mw if known else (*gpu.issued_mw, cap_mw),
+            confirmed=gpu.requested_mw is not None and near(gpu.requested_mw, cap_mw),
+        )
+        self.write_journal(gpu, run)
+
+    def rest(self, uuid: GpuId) -> None:
+        """No limit of ours stands on this GPU any more."""
+        gpu = self.change_gpu(uuid, current_mw=None, confirmed=False, foreign_mw=None, reapply_at_ns=0)
+        self.write_journal(gpu)
+        self.report_soon()
+
+    def conflict(self, gpu: Gpu, found_mw: int) -> None:
+        """Somebody else wrote a limit. Said once for each value found."""
+        self.audit("conflict", uuid=gpu.uuid, ours_mw=gpu.current_mw, found_mw=found_mw)
+        self.change_gpu(gpu.uuid, foreign_mw=found_mw)
+        self.report_soon()
+
+    def set_failed(self, uuid: GpuId, error: str, *, in_doubt: bool, lasting: bool) -> None:
+        """A set or restore that did not succeed: tried again later, without holding up any other GPU."""
+        gpu = self.state.gpus[uuid]
+        if gpu.pending is None:
+            return
+        failures = gpu.failures + 1
+        back_off_ns = min(MAX_BACK_OFF_NS, 500_000_000 * 2 ** min(failures - 1, 10))
+        if lasting or failures > 8:
+            back_off_ns = LASTING_BACK_OFF_NS
+        self.audit("set_failed", uuid=uuid, cap_mw=gpu.pending.cap_mw, error=error)
+        self.change_gpu(
+            uuid,
+            pending=None,
+            failures=failures,
+            retry_at_ns=self.now_ns + back_off_ns,
+            touched_ns=self.now_ns,
+            doubt_mw=gpu.pending.cap_mw if in_doubt else gpu.doubt_mw,
+            # A single failure that is tried again in a moment is no reason to give the GPU up.
+            set_fault=f"cannot be set: {error}" if lasting or failures > 1 else gpu.set_fault,
+        )
+        self.change(sample_due_ns=self.now_ns)
+        self.report_soon()
