@@ -1,0 +1,131 @@
+"""Invariant 3: no cap is lifted early, and none outlives its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from .audited import SAME_MW, Change
+from .files import RunFolder
+from .plans import Plans, RunMap
+from .site import Site
+from .verdict import Finding, Result
+
+REASON: Final = "3"
+
+Key = tuple[str, str]
+
+
+class Priors:
+    """What a GPU's limit was before us: the snapshot's value, or one that a declared foreign write left."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._before = run.before
+        self._written: dict[Key, list[tuple[int, int]]] = {}
+        for write in run.foreign:
+            self._written.setdefault((write.node, write.uuid), []).append((write.mono_ns, write.mw))
+
+    def possible(self, key: Key, time_ns: float) -> list[int]:
+        before = self._before.get(key)
+        written = [mw for at_ns, mw in self._written.get(key, []) if at_ns <= time_ns]
+        return ([] if before is None else [before.requested_mw]) + written
+
+    def highest(self, key: Key, time_ns: float) -> int:
+        """0 when unknown: an unknown prior allows no raise."""
+        return max(self.possible(key, time_ns), default=0)
+
+
+def check_caps(run: RunFolder, site: Site, plans: Plans, runs: RunMap, changes: list[Change]) -> Result:
+    """Raises in windows, then what is left after the last one."""
+    priors = Priors(run)
+    released = {
+        node: min((record["mono_ns"] for record in records if record["event"] == "released"), default=None)
+        for node, records in run.node_audit.items()
+    }
+    findings: list[Finding] = []
+    raises = 0
+    margin: tuple[float, int] | None = None
+    for change in changes:
+        if not change.rises or change.foreign is not None or not site.in_window(change.line.mono_ns):
+            continue
+        raises += 1
+        released_ns = released.get(change.line.node)
+        if released_ns is not None and released_ns <= change.decided_ns:
+            continue
+        ceiling_mw, text = _raise_ceiling(change, plans, runs, priors)
+        room_mw = ceiling_mw - change.line.effective_mw
+        if margin is None or room_mw < margin[0]:
+            margin = (room_mw, change.line.mono_ns)
+        if room_mw < -SAME_MW:
+            findings.append(
+                Finding(REASON, change.line.mono_ns, change.line.node, change.line.uuid, _told(change) + text)
+            )
+    left, judged, notes = _left_behind(run, site, priors, changes)
+    return Result(
+        REASON,
+        "no cap is lifted early and none outlives its reason",
+        raises + judged,
+        f"raises in a window ({raises}) and GPUs after it ({judged})",
+        (*findings, *left),
+        None if margin is None else margin[0],
+        None if margin is None else margin[1],
+        notes,
+    )
+
+
+def _told(change: Change) -> str:
+    reason = "" if change.cause is None else f" (reason {change.cause['reason']!r})"
+    return (
+        f"raised in a window from {change.was_effective_mw / 1000:.0f} W to "
+        f"{change.line.effective_mw / 1000:.0f} W{reason}: "
+    )
+
+
+def _raise_ceiling(change: Change, plans: Plans, runs: RunMap, priors: Priors) -> tuple[int, str]:
+    """(the highest limit that a plan allowed, why)."""
+    node, uuid, at_ns = change.line.node, change.line.uuid, change.decided_ns
+    # A run that the controller has not admitted gives its GPUs no cap but the park cap.
+    admitted = runs.admitted_at(node, uuid, at_ns)
+    ceiling_mw = plans.ceiling_mw(node, at_ns, admitted, priors.highest((node, uuid), at_ns))
+    if ceiling_mw is None:
+        return 0, "no plan in force names it"
+    who = f"its runs are {', '.join(sorted(admitted))}" if admitted else "it has no admitted run"
+    return ceiling_mw, f"plans in force allow {ceiling_mw / 1000:.0f} W, {who}"
+
+
+def _left_behind(
+    run: RunFolder, site: Site, priors: Priors, changes: list[Change]
+) -> tuple[list[Finding], int, tuple[str, ...]]:
+    """(findings, GPUs judged, notes) about the limits after the last window."""
+    if site.open_at_end:
+        return [], 0, ("the last window is still open at the end: what is left was not judged",)
+    findings = []
+    last = {(line.node, line.uuid): line for line in run.limits}
+    changed = {(change.line.node, change.line.uuid) for change in changes}
+    for key in sorted({*run.before, *last}):
+        for text in _wrong_at_end(run, key, priors, changed):
+            findings.append(Finding(REASON, last[key].mono_ns if key in last else None, *key, text))
+    for key in sorted(set(last) & set(run.after)):
+        seen_mw, traced_mw = run.after[key].effective_mw, last[key].effective_mw
+        if abs(seen_mw - traced_mw) > SAME_MW:
+            text = f"after.json says {seen_mw / 1000:.0f} W, the trace ends at {traced_mw / 1000:.0f} W"
+            findings.append(Finding(REASON, last[key].mono_ns, *key, text))
+    return findings, len({*run.before, *last}), ()
+
+
+def _wrong_at_end(run: RunFolder, key: Key, priors: Priors, changed: set[Key]) -> Iterator[str]:
+    before, after = run.before.get(key), run.after.get(key)
+    if before is None or after is None:
+        missing = " and ".join(
+            name for name, found in (("before.json", before), ("after.json", after)) if found is None
+        )
+        yield f"not in {missing}"
+        return
+    possible = priors.possible(key, float("inf"))
+    if any(abs(after.requested_mw - prior_mw) <= SAME_MW for prior_mw in possible):
+        if len(possible) == 1 and abs(after.effective_mw - before.effective_mw) > SAME_MW:
+            yield f"in force are {after.effective_mw / 1000:.0f} W, before it were {before.effective_mw / 1000:.0f} W"
+        return
+    state = "above" if after.requested_mw > max(possible) else "left capped below"
+    ours = "" if key in changed else ", without any change in the trace"
+    yield f"ends at {after.requested_mw / 1000:.0f} W, {state} its prior {max(possible) / 1000:.0f} W{ours}"

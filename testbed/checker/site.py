@@ -1,0 +1,163 @@
+"""What the controller's audit says of the site: limits, windows, shortfalls, nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from .files import Record, RunFolder
+from .steps import UNBOUNDED, Steps
+
+SECOND_NS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One node of a site record."""
+
+    gpus: int
+    overhead_mw: int
+    gpu_max_mw: int
+    mode: str
+
+    @property
+    def most_mw(self) -> int:
+        """What all its GPUs may draw when nothing is known of them."""
+        return self.gpus * self.gpu_max_mw
+
+
+@dataclass(frozen=True, slots=True)
+class SiteFacts:
+    """One site record. ``load_mw``: all that draws beside GPUs."""
+
+    mono_ns: int
+    nodes: dict[str, NodeFacts]
+    unmanaged_mw: int
+    response_ns: int
+
+    @property
+    def load_mw(self) -> int:
+        return self.unmanaged_mw + sum(node.overhead_mw for node in self.nodes.values())
+
+    @property
+    def enforces(self) -> bool:
+        return any(node.mode == "enforce" for node in self.nodes.values())
+
+
+class Site:
+    """Limits as they bound the site at each instant.
+
+    ``limit``: the lowest limit in force. ``allowed``: the same plus the shortfall that an ``infeasible`` record
+    says. ``due``: what the site owes at an instant: ``allowed``, a lowering ``response_s`` late.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self.facts = [_site_facts(record) for record in run.controller if record["event"] == "site"]
+        if not self.facts:
+            run.fault("the controller's audit has no site record: the site's load is unknown")
+        self.limit = _lowest_limit([record for record in run.controller if record["event"] == "limit"])
+        self.shortfall = _shortfall(run.controller, self.limit)
+        times = sorted({*self.limit.times, *self.shortfall.times})
+        self.allowed = Steps(
+            [(time_ns, self.limit.value_at(time_ns) + self.shortfall.value_at(time_ns)) for time_ns in times]
+        )
+        # A reload may change response_s; the shortest that was ever declared is the promise.
+        response_ns = min((facts.response_ns for facts in self.facts), default=0)
+        self.due = self.allowed.highest_over_past(response_ns)
+        self.response_ns = response_ns
+        windows = [record for record in run.controller if record["event"] == "window"]
+        said_closed = bool(windows) and not windows[-1]["open"]
+        self.open_at_end = self.in_window(run.last_ns) and not said_closed
+
+    def facts_at(self, time_ns: int) -> SiteFacts | None:
+        """The record in force; the first one counts for all that came before it. None when there is none."""
+        held = None
+        for facts in self.facts:
+            if held is not None and facts.mono_ns > time_ns:
+                break
+            held = facts
+        return held
+
+    def in_window(self, time_ns: int) -> bool:
+        return self.limit.value_at(time_ns) != UNBOUNDED
+
+    def windows(self) -> Iterator[tuple[int, float]]:
+        """(start, end) of each stretch with a limit in force; the end is infinite while it is open."""
+        start: int | None = None
+        for time_ns, value in zip(self.limit.times, self.limit.values, strict=True):
+            if value == UNBOUNDED and start is not None:
+                yield start, time_ns
+                start = None
+            elif value != UNBOUNDED and start is None:
+                start = time_ns
+        if start is not None:
+            yield start, UNBOUNDED
+
+    def window_start(self, time_ns: int) -> int | None:
+        """When the window that covers ``time_ns`` opened; None outside of windows."""
+        for start, end in self.windows():
+            if start <= time_ns < end:
+                return start
+        return None
+
+
+def _site_facts(record: Record) -> SiteFacts:
+    nodes = {
+        name: NodeFacts(node["gpus"], node["overhead_mw"], node["gpu_max_mw"], node["mode"])
+        for name, node in record["nodes"].items()
+    }
+    return SiteFacts(
+        record["mono_ns"], nodes, record["unmanaged_mw"], round(record["response_s"] * SECOND_NS)
+    )
+
+
+def _lowest_limit(records: list[Record]) -> Steps:
+    """The lowest limit in force at each instant. A limit is in force from its audit entry on, never before."""
+    times = {record["mono_ns"] for record in records}
+    times |= {
+        start for record in records for start, _ in record.get("steps") or () if start > record["mono_ns"]
+    }
+    points: list[tuple[int, float]] = []
+    held: dict[str, list[list[int | None]]] = {}
+    fed = 0
+    for time_ns in sorted(times):
+        while fed < len(records) and records[fed]["mono_ns"] <= time_ns:
+            record = records[fed]
+            held[record["id"]] = record["steps"] if record["action"] == "set" else []
+            fed += 1
+        points.append(
+            (time_ns, min((_step_at(steps, time_ns) for steps in held.values()), default=UNBOUNDED))
+        )
+    return Steps(points)
+
+
+def _step_at(steps: list[list[int | None]], time_ns: int) -> float:
+    value: float = UNBOUNDED
+    for start_ns, limit_mw in steps:
+        if start_ns is not None and start_ns <= time_ns:
+            value = UNBOUNDED if limit_mw is None else limit_mw
+    return value
+
+
+def _shortfall(records: list[Record], limit: Steps) -> Steps:
+    """How many milliwatts the controller said were missing.
+
+    A record covers the time until the next one, until the limit rises, or until a window record says that the
+    window is closed or that what is committed fits the budget again.
+    """
+    held = [limit.before, *limit.values]
+    changes = [(time_ns, 0) for at, time_ns in enumerate(limit.times) if held[at + 1] > held[at]]
+    for record in records:
+        if record["event"] == "infeasible":
+            changes.append((record["mono_ns"], record["shortfall_mw"]))
+        elif record["event"] == "window" and _fits(record):
+            changes.append((record["mono_ns"], 0))
+    return Steps(changes, before=0)
+
+
+def _fits(record: Record) -> bool:
+    if not record["open"]:
+        return True
+    committed_mw, budget_mw = record.get("committed_mw"), record.get("budget_mw")
+    return isinstance(committed_mw, int) and isinstance(budget_mw, int) and committed_mw <= budget_mw
