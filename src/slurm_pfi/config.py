@@ -29,7 +29,7 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Base of all sections: an unknown key is an error, not a wish."""
 
 
-class NodeSet(_Section):
+class NodeSet(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Nodes alike. ``gpus`` and ``gpu_max_w`` count for a node whose agent has never been heard.
 
     ``overhead_w`` is what one node draws at most beside its GPUs. ``mode`` overrides the file's own.
@@ -42,7 +42,7 @@ class NodeSet(_Section):
     mode: Mode | None = None
 
 
-class PolicySection(_Section):
+class PolicySection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a reduction is shared, and what users are promised."""
 
     name: Literal["equal", "marginal"] = "marginal"
@@ -58,7 +58,7 @@ class PolicySection(_Section):
     declared_pfi: dict[str, Annotated[float, Meta(gt=0, le=20)]] = {}
 
 
-class TimesSection(_Section):
+class TimesSection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every time constant, with the values that the design names."""
 
     response_s: Seconds = 10.0
@@ -66,6 +66,7 @@ class TimesSection(_Section):
     max_hold_s: Seconds = 4 * 3600.0
     report_age_s: Seconds = 30.0
     node_silent_s: Seconds = 60.0
+    node_answer_s: Seconds = 7.0
     cycle_s: Seconds = 10.0
     cycle_window_s: Seconds = 1.0
     report_s: Seconds = 5.0
@@ -80,14 +81,14 @@ class TimesSection(_Section):
     tag_refresh_s: Seconds = 300.0
 
 
-class TagSection(_Section):
+class TagSection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Our part of AdminComment."""
 
     enabled: bool = True
     max_writes_per_s: Annotated[float, Meta(gt=0, le=1000)] = 20.0
 
 
-class ControllerSection(_Section):
+class ControllerSection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The commanding daemon. ``user`` is whom node agents take orders from (SlurmUser)."""
 
     user: str = "slurm"
@@ -96,7 +97,7 @@ class ControllerSection(_Section):
     run_dir: str = "/run/slurm-pfi-controller"
 
 
-class NodeSection(_Section):
+class NodeSection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The root agent. Each node has its own folder, named after it, under ``state_dir``.
 
     ``identity_dir``, if set, replaces the kernel as the source of boot id and driver start (simulated nodes): it
@@ -108,14 +109,14 @@ class NodeSection(_Section):
     identity_dir: str | None = None
 
 
-class SlurmSection(_Section):
+class SlurmSection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the site's Slurm is. Commands come from ``bin_dir`` or, without it, from the daemon's PATH."""
 
     conf: str = "/etc/slurm/slurm.conf"
     bin_dir: str | None = None
 
 
-class Config(_Section):
+class Config(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole file. ``observe`` is the default: plans and reports, writes no limit."""
 
     cluster: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$")]

@@ -32,7 +32,7 @@ class Run(msgspec.Struct, frozen=True, order=True):
         return f"{self.cluster}:{self.job_id}.{self.restart}"
 
 
-class Flex(Frozen):
+class Flex(Frozen, frozen=True, kw_only=True):
     """What the user allows: the word that was given and the greatest loss (0..1) that it means."""
 
     text: str
@@ -46,14 +46,14 @@ class Flex(Frozen):
 # ---------------------------------------------------------------------------------------------- site limits
 
 
-class LimitStep(Frozen):
+class LimitStep(Frozen, frozen=True, kw_only=True):
     """From ``start_unix_s`` on the site may draw ``limit_mw``; None means that this limit no longer binds."""
 
     start_unix_s: float
     limit_mw: int | None
 
 
-class Limit(Frozen):
+class Limit(Frozen, frozen=True, kw_only=True):
     """A site limit: a step schedule with an identity. Wall-clock times, because people and grids set them."""
 
     id: str
@@ -66,7 +66,7 @@ class Limit(Frozen):
 # ------------------------------------------------------------------------------------------- node -> controller
 
 
-class ReportId(Frozen):
+class ReportId(Frozen, frozen=True, kw_only=True):
     """Names one report: the boot, the agent process of that boot, and its counter."""
 
     boot_id: str
@@ -81,7 +81,7 @@ class PlanId(msgspec.Struct, frozen=True, order=True):
     seq: int
 
 
-class Progress(Frozen):
+class Progress(Frozen, frozen=True, kw_only=True):
     """What a job said of its own counter, as the agent saw it. ``rate_per_s`` is None until two reports differ."""
 
     counter: float
@@ -90,7 +90,7 @@ class Progress(Frozen):
     age_s: float
 
 
-class GpuReport(Frozen):
+class GpuReport(Frozen, frozen=True, kw_only=True):
     """One GPU as its agent knows it.
 
     ``ceiling_mw`` is the most that the limit can be until a newer report: the highest of requested, enforced and
@@ -113,7 +113,7 @@ class GpuReport(Frozen):
     fault: str = ""
 
 
-class RunReport(Frozen):
+class RunReport(Frozen, frozen=True, kw_only=True):
     """A run present on the node (its job file is there). ``flex`` is the word the user gave, empty if none."""
 
     run: Run
@@ -123,7 +123,7 @@ class RunReport(Frozen):
     progress: Progress | None = None
 
 
-class Report(Frozen, tag="report"):
+class Report(Frozen, tag="report", frozen=True, kw_only=True):
     """All that a controller knows of a node.
 
     ``held`` is the last plan accepted; ``refused`` says why a later one was not.
@@ -145,14 +145,14 @@ class Report(Frozen, tag="report"):
 # ------------------------------------------------------------------------------------------- controller -> node
 
 
-class RunCap(Frozen):
+class RunCap(Frozen, frozen=True, kw_only=True):
     """The cap of every GPU of a run; None means the prior limit of each (never trimmed, never cut)."""
 
     run: Run
     cap_mw: int | None
 
 
-class PlanStep(Frozen):
+class PlanStep(Frozen, frozen=True, kw_only=True):
     """The caps from ``starts_in_s`` after receipt on, until the next step.
 
     With a ``park_cap_mw`` a window is open: every GPU without a run in ``caps`` is held at it. Without one there
@@ -166,7 +166,7 @@ class PlanStep(Frozen):
     lease: bool = False
 
 
-class Plan(Frozen, tag="plan"):
+class Plan(Frozen, tag="plan", frozen=True, kw_only=True):
     """The caps of one node. Accepted only as the answer to a fresh report of that very node and boot.
 
     ``steps`` starts at 0 s and ascends. ``priors`` answers "prior unknown" for single GPUs. ``gone`` names runs

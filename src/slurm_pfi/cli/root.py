@@ -1,0 +1,51 @@
+"""The command line: one module per command, put together here."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from .. import __version__
+from . import config_check, controller, doctor, jobs, limit, off, status
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--config",
+    metavar="FILE",
+    help="the site's config; default $SLURM_PFI_CONF or /etc/slurm-pfi/slurm-pfi.toml",
+)
+@click.version_option(__version__, prog_name="slurm-pfi")
+def root(config: str | None) -> None:
+    """Hold a site power limit on a Slurm GPU cluster and lose the least work.
+
+    The agent of a GPU node is 'slurm-pfi node' (see 'slurm-pfi node --help').
+    """
+
+
+root.add_command(status.status)
+root.add_command(jobs.jobs)
+root.add_command(limit.limit)
+root.add_command(off.off)
+root.add_command(off.on)
+root.add_command(config_check.config)
+root.add_command(doctor.doctor)
+root.add_command(controller.controller)
+
+
+def main() -> int:
+    """Run the command line; exit codes: 0 done, 1 no, 2 wrong use, 3 a component cannot be reached."""
+    try:
+        result: Any = root.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("slurm-pfi: interrupted", err=True)
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    return result if isinstance(result, int) else 0

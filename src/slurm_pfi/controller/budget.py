@@ -1,0 +1,112 @@
+"""The budget of one cycle: which GPUs can be commanded, what all others may draw, what is left for runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..config import Config
+from ..model import GpuId, GpuReport, Run
+from ..units import watts_to_mw
+from .ledger import NS_PER_S, default_worst_mw, missing_gpus_mw, prior_of, worst_by_gpu
+from .state import NodeView, RunView, State
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One reported GPU in this cycle. ``commandable`` is False when a plan to it cannot be relied on."""
+
+    node: str
+    report: GpuReport
+    worst_mw: int
+    park_mw: int
+    commandable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SiteView:
+    """All GPUs, and what the site draws beside them.
+
+    ``constant_mw`` is the worst case of everything that is not in ``gpus`` or cannot be commanded; ``fixed_mw`` is
+    node overhead, unmanaged load and reserve; ``silent`` names nodes counted at their worst though they should answer.
+    """
+
+    gpus: dict[GpuId, Gpu]
+    fixed_mw: int
+    constant_mw: int
+    uncapped_mw: int
+    silent: tuple[str, ...]
+
+
+def look(state: State, config: Config, now_ns: int) -> SiteView:
+    """Read the state of all nodes at ``now_ns`` into one view."""
+    enforced_somewhere = any(node.mode == "enforce" for node in state.nodes.values())
+    shared = shared_runs(state)
+    gpus: dict[GpuId, Gpu] = {}
+    constant_mw = uncapped_mw = 0
+    silent: list[str] = []
+    for node in state.nodes.values():
+        answers = node_answers(node, config, now_ns)
+        if node.mode == "enforce" and not answers:
+            silent.append(node.name)
+        if node.report is None or _forgotten(node, config, now_ns):
+            constant_mw += default_worst_mw(node)
+            uncapped_mw += default_worst_mw(node)
+            continue
+        usable = answers and (node.mode == "enforce" or not enforced_somewhere)
+        constant_mw += missing_gpus_mw(node)
+        uncapped_mw += missing_gpus_mw(node) + sum(prior_of(gpu) for gpu in node.report.gpus)
+        worst = worst_by_gpu(node, now_ns, config.times.report_age_s)
+        for gpu in node.report.gpus:
+            commandable = usable and gpu.ceiling_mw is not None and gpu.prior_mw is not None and not gpu.fault
+            commandable = commandable and not shared.intersection(gpu.runs)
+            seen = Gpu(node.name, gpu, worst[gpu.uuid], park_cap_mw(gpu, config), commandable)
+            gpus[gpu.uuid] = seen
+            if not commandable:
+                uncapped = node.mode == "observe" or bool(shared.intersection(gpu.runs))
+                constant_mw += max(seen.worst_mw, prior_of(gpu)) if uncapped else seen.worst_mw
+    fixed_mw = (
+        sum(node.overhead_mw for node in state.nodes.values())
+        + watts_to_mw(config.policy.unmanaged_w)
+        + watts_to_mw(config.policy.reserve_w)
+    )
+    return SiteView(gpus, fixed_mw, constant_mw, uncapped_mw, tuple(silent))
+
+
+def park_cap_mw(gpu: GpuReport, config: Config) -> int:
+    """The park cap of this GPU: the site's, within the device's range; by default the device minimum."""
+    if config.policy.park_cap_w is None:
+        return gpu.min_mw
+    return min(gpu.max_mw, max(gpu.min_mw, watts_to_mw(config.policy.park_cap_w)))
+
+
+def node_answers(node: NodeView, config: Config, now_ns: int) -> bool:
+    """Whether a plan sent to this node now can be expected to act within the response time."""
+    if not node.connected or node.report is None or node.report.released:
+        return False
+    if now_ns - node.heard_ns > config.times.node_answer_s * NS_PER_S:
+        return False
+    held = node.report.held
+    waiting = [sent for sent in node.outstanding if held is None or sent.plan.id > held]
+    return not waiting or now_ns - waiting[0].sent_ns <= config.times.node_answer_s * NS_PER_S
+
+
+def _forgotten(node: NodeView, config: Config, now_ns: int) -> bool:
+    """Silent for so long that its caps are no longer believed (policy.silent_node = worst)."""
+    silent_ns = now_ns - node.heard_ns
+    return config.policy.silent_node == "worst" and silent_ns > config.times.node_silent_s * NS_PER_S
+
+
+def shared_runs(state: State) -> frozenset[Run]:
+    """Runs with a GPU that another run uses too. Nobody is slowed by a neighbour's plan: they stay uncapped."""
+    shared: set[Run] = set()
+    for node in state.nodes.values():
+        for gpu in node.report.gpus if node.report is not None else ():
+            if len(gpu.runs) > 1:
+                shared.update(gpu.runs)
+    return frozenset(shared)
+
+
+def commandable_gpus(run: RunView, site: SiteView) -> list[Gpu]:
+    """The GPUs of a run that a plan can reach."""
+    found = (site.gpus.get(uuid) for uuids in run.gpus.values() for uuid in uuids)
+    return [gpu for gpu in found if gpu is not None and gpu.commandable]

@@ -1,0 +1,287 @@
+"""The controller's core: ``step(state, event, now_ns) -> (state, actions)``, with no clock, socket or Slurm in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import singledispatchmethod
+
+import msgspec
+
+from ..config import Config
+from ..model import Report, Run, RunReport
+from ..slurm.backend import JobInfo
+from .ledger import NS_PER_S, still_outstanding
+from .planning import admitted_fields, plan_cycle
+from .runs import effective_flex, misplaced, observe_baseline
+from .science import Science
+from .state import (
+    Action,
+    AllJobsRead,
+    Audit,
+    Cycle,
+    EpochTaken,
+    Event,
+    JobRead,
+    LimitsChanged,
+    NeedEpoch,
+    NodeLost,
+    NodeView,
+    OffChanged,
+    ReadAllJobs,
+    ReadJob,
+    ReportCame,
+    RunView,
+    State,
+    TagWritten,
+)
+from .tags import due_tags, tag_written
+
+RETRY_READ_S = 5.0  # Slurm could not be asked about a run: ask again after this long
+READ_FOREVER_S = 60.0  # a run that Slurm contradicts is asked about again this often
+
+Result = tuple[State, list[Action]]
+
+
+@dataclass(frozen=True)
+class Core:
+    """The rules of this site applied to events, one after the other."""
+
+    config: Config
+    science: Science
+
+    def step(self, state: State, event: Event, now_ns: int) -> Result:
+        """The state after ``event`` and what has to be done, in order. Never raises on any event."""
+        return self._on(event, state, now_ns)
+
+    @singledispatchmethod
+    def _on(self, event: object, state: State, now_ns: int) -> Result:
+        raise TypeError(f"no event of the controller: {event!r}")
+
+    # ------------------------------------------------------------------------------------------- time
+
+    @_on.register
+    def _cycle(self, event: Cycle, state: State, now_ns: int) -> Result:
+        actions: list[Action] = []
+        state, reads = self._ask_slurm(state, now_ns)
+        actions.extend(reads)
+        state, planned = plan_cycle(state, self.config, self.science, now_ns, event.now_unix_s)
+        actions.extend(planned)
+        state, tags = due_tags(state, self.config, self.science, now_ns, event.now_unix_s)
+        actions.extend(tags)
+        return state, actions
+
+    def _ask_slurm(self, state: State, now_ns: int) -> Result:
+        actions: list[Action] = []
+        runs = dict(state.runs)
+        for run, view in state.runs.items():
+            if not view.reading and view.read_due_ns is not None and view.read_due_ns <= now_ns:
+                runs[run] = msgspec.structs.replace(view, reading=True)
+                actions.append(ReadJob(run=run))
+        if state.runs and not state.reading_all and state.full_read_due_ns <= now_ns:
+            actions.append(ReadAllJobs())
+            state = msgspec.structs.replace(state, reading_all=True)
+        return msgspec.structs.replace(state, runs=runs), actions
+
+    # ------------------------------------------------------------------------------------------- nodes
+
+    @_on.register
+    def _report(self, event: ReportCame, state: State, now_ns: int) -> Result:
+        report = event.report
+        node = state.nodes.get(report.node)
+        if node is None or report.cluster != self.config.cluster:
+            fields = {"node": report.node, "cluster": report.cluster, "reason": "no node set names it"}
+            return state, [Audit(event="report_refused", fields=fields)]
+        actions: list[Action] = []
+        if report.highest_epoch > state.epoch:
+            actions.append(NeedEpoch(above=report.highest_epoch))
+        first = node.report is None or node.report.id.agent_id != report.id.agent_id
+        state, told = self._take_runs(state, report, now_ns, first=first)
+        actions.extend(told)
+        node = _node_after(node, report, event.priors, state.epoch, now_ns)
+        nodes = {**state.nodes, report.node: node}
+        return msgspec.structs.replace(state, nodes=nodes), actions
+
+    def _take_runs(self, state: State, report: Report, now_ns: int, *, first: bool) -> Result:
+        actions: list[Action] = []
+        runs = dict(state.runs)
+        present = {run.run for run in report.runs}
+        for run_report in report.runs:
+            if not run_report.gpus or run_report.run.cluster != self.config.cluster:
+                continue
+            view = runs.get(run_report.run)
+            if view is None:
+                view, told = self._newcomer(state, report, run_report, now_ns, first=first)
+                actions.extend(told)
+            view = msgspec.structs.replace(view, gpus={**view.gpus, report.node: run_report.gpus})
+            runs[run_report.run] = self._measure(view, report, run_report, now_ns)
+        for run, view in list(runs.items()):
+            if report.node not in view.gpus or run in present:
+                continue
+            gpus = {name: uuids for name, uuids in view.gpus.items() if name != report.node}
+            if gpus:
+                runs[run] = msgspec.structs.replace(view, gpus=gpus)
+                continue
+            del runs[run]
+            actions.append(Audit(event="ended", fields={"run": str(run), "nodes": sorted(view.gpus)}))
+        return msgspec.structs.replace(state, runs=runs), actions
+
+    def _newcomer(
+        self, state: State, report: Report, run_report: RunReport, now_ns: int, *, first: bool
+    ) -> tuple[RunView, list[Action]]:
+        """A run not known so far. Inside a window it waits for power, unless it was there before we were."""
+        run = run_report.run
+        view = RunView(run=run, first_seen_ns=now_ns, user_flex=run_report.flex, read_due_ns=now_ns)
+        older = [known for known in state.runs if known.job_id == run.job_id and known.restart > run.restart]
+        if older:
+            return msgspec.structs.replace(view, phase="gone", read_due_ns=None), []
+        in_window = state.window is not None and not (first and _was_raised(report, run))
+        if not in_window:
+            # Slurm may be slow or down: until it answers, the site's default flex counts, never less than that.
+            flex = effective_flex(run_report.flex, None, self.config)[0]
+            view = msgspec.structs.replace(view, phase="admitted", flex=flex)
+            return view, [Audit(event="admitted", fields=admitted_fields(view))]
+        return msgspec.structs.replace(view, started_in_window=True), []
+
+    def _measure(self, view: RunView, report: Report, run_report: RunReport, now_ns: int) -> RunView:
+        """One node of a run is enough for its baseline: its GPUs run in step. The first by name is taken."""
+        if report.node != min(view.gpus):
+            return view
+        gpus = tuple(gpu for gpu in report.gpus if gpu.uuid in run_report.gpus)
+        baseline = observe_baseline(view.baseline, gpus, run_report, now_ns, self.config.times.baseline_s)
+        return msgspec.structs.replace(view, baseline=baseline)
+
+    @_on.register
+    def _lost(self, event: NodeLost, state: State, now_ns: int) -> Result:
+        node = state.nodes.get(event.node)
+        if node is None:
+            return state, []
+        nodes = {**state.nodes, event.node: msgspec.structs.replace(node, connected=False)}
+        return msgspec.structs.replace(state, nodes=nodes), []
+
+    @_on.register
+    def _epoch(self, event: EpochTaken, state: State, now_ns: int) -> Result:
+        nodes = {name: msgspec.structs.replace(node, fenced=False) for name, node in state.nodes.items()}
+        state = msgspec.structs.replace(state, epoch=event.epoch, nodes=nodes)
+        return state, [Audit(event="leader", fields={"epoch": event.epoch})]
+
+    # ------------------------------------------------------------------------------------------- Slurm
+
+    @_on.register
+    def _job(self, event: JobRead, state: State, now_ns: int) -> Result:
+        view = state.runs.get(event.run)
+        if view is None:
+            return state, []
+        view = msgspec.structs.replace(view, reading=False)
+        actions: list[Action] = []
+        if event.unavailable:
+            retry_ns = now_ns + round(RETRY_READ_S * NS_PER_S)
+            view = msgspec.structs.replace(view, read_due_ns=retry_ns)
+        elif event.job is None:
+            view = msgspec.structs.replace(view, phase="gone", read_due_ns=None)
+            actions.append(Audit(event="ended", fields=_ended(view, "Slurm does not know it")))
+        else:
+            view, actions = self._identified(state, view, event.job, now_ns)
+        return msgspec.structs.replace(state, runs={**state.runs, event.run: view}), actions
+
+    def _identified(
+        self, state: State, view: RunView, job: JobInfo, now_ns: int
+    ) -> tuple[RunView, list[Action]]:
+        wrong = misplaced(view, job, tuple(view.gpus), _uids(state, view.run))
+        if wrong:
+            again_ns = now_ns + round(READ_FOREVER_S * NS_PER_S)
+            said = wrong != view.refusal
+            view = msgspec.structs.replace(view, phase="refused", refusal=wrong, read_due_ns=again_ns)
+            fields = {"run": str(view.run), "reason": wrong}
+            return view, [Audit(event="run_refused", fields=fields)] if said else []
+        flex, note = effective_flex(view.user_flex, job, self.config)
+        phase = "waiting" if view.started_in_window and view.phase in ("new", "refused") else view.phase
+        if phase in ("new", "refused"):
+            phase = "admitted"
+        changed = phase != view.phase or flex != view.flex
+        tag_due_ns = view.tag_due_ns
+        if tag_due_ns is None:
+            tag_due_ns = now_ns + round(self.config.times.tag_after_s * NS_PER_S)
+        view = msgspec.structs.replace(
+            view,
+            job=job,
+            flex=flex,
+            flex_note=note,
+            phase=phase,
+            refusal="",
+            read_due_ns=None,
+            tag_due_ns=tag_due_ns,
+        )
+        if phase == "admitted" and changed:
+            return view, [Audit(event="admitted", fields=admitted_fields(view))]
+        return view, []
+
+    @_on.register
+    def _all_jobs(self, event: AllJobsRead, state: State, now_ns: int) -> Result:
+        """Reconcile: a run that Slurm no longer has on any node is gone. No answer changes nothing."""
+        times = self.config.times
+        if event.jobs is None:
+            due_ns = now_ns + round(times.full_read_min_s * NS_PER_S)
+            return msgspec.structs.replace(state, reading_all=False, full_read_due_ns=due_ns), []
+        alive = {(job.job_id, job.restart) for job in event.jobs if not job.ended}
+        actions: list[Action] = []
+        runs = dict(state.runs)
+        for run, view in state.runs.items():
+            settled = now_ns - view.first_seen_ns > times.full_read_min_s * NS_PER_S
+            if view.phase != "gone" and settled and (run.job_id, run.restart) not in alive:
+                runs[run] = msgspec.structs.replace(view, phase="gone", read_due_ns=None)
+                actions.append(Audit(event="ended", fields=_ended(view, "Slurm no longer runs it")))
+        due_ns = now_ns + round(times.full_read_s * NS_PER_S)
+        state = msgspec.structs.replace(state, runs=runs, reading_all=False, full_read_due_ns=due_ns)
+        return state, actions
+
+    # ------------------------------------------------------------------------------------------- orders
+
+    @_on.register
+    def _limits(self, event: LimitsChanged, state: State, now_ns: int) -> Result:
+        runs = {
+            run: msgspec.structs.replace(view, tag_due_ns=None if view.tag_due_ns is None else now_ns)
+            for run, view in state.runs.items()
+        }
+        return msgspec.structs.replace(state, limits=event.limits, limits_known=event.known, runs=runs), []
+
+    @_on.register
+    def _off(self, event: OffChanged, state: State, now_ns: int) -> Result:
+        return msgspec.structs.replace(state, off=event.off), [Audit(event="off", fields={"off": event.off})]
+
+    @_on.register
+    def _tag(self, event: TagWritten, state: State, now_ns: int) -> Result:
+        return tag_written(state, event, self.config, now_ns), []
+
+
+def _node_after(node: NodeView, report: Report, priors: dict[str, int], epoch: int, now_ns: int) -> NodeView:
+    rebooted = node.report is not None and node.report.id.boot_id != report.id.boot_id
+    node = msgspec.structs.replace(
+        node,
+        report=report,
+        heard_ns=now_ns,
+        connected=True,
+        priors=priors,
+        outstanding=() if rebooted else node.outstanding,
+        fenced=report.held is not None and report.held.epoch == epoch,
+    )
+    return msgspec.structs.replace(node, outstanding=still_outstanding(node))
+
+
+def _was_raised(report: Report, run: Run) -> bool:
+    """Whether a GPU of the run is above the lowest that its device can be: then somebody admitted it before us."""
+    return any(
+        run in gpu.runs and (gpu.enforced_mw is None or gpu.enforced_mw > gpu.min_mw) for gpu in report.gpus
+    )
+
+
+def _uids(state: State, run: Run) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, node in state.nodes.items():
+        for run_report in node.report.runs if node.report is not None else ():
+            if run_report.run == run:
+                found[name] = run_report.uid
+    return found
+
+
+def _ended(view: RunView, reason: str) -> dict[str, object]:
+    return {"run": str(view.run), "nodes": sorted(view.gpus), "reason": reason}

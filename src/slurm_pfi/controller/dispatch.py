@@ -1,0 +1,138 @@
+"""From caps by run to one plan a node, and which of them have to be sent now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from ..config import Config
+from ..model import Plan, PlanId, PlanStep, Run, RunCap
+from .budget import SiteView, shared_runs
+from .ledger import NS_PER_S
+from .state import Action, Audit, NodeView, RunView, SendPlan, SentPlan, State
+
+SAME_TIME_S = 0.5  # steps of two plans that begin this close to each other are the same
+RESEND_S = 1.0  # a plan that was not accepted is sent again, as the answer to a newer report
+REFRESH_S = 30.0  # inside a window a plan is renewed this often, so that clocks and leases do not drift
+KEPT_OUTSTANDING = 64
+
+
+@dataclass(frozen=True, slots=True)
+class CapsStep:
+    """Caps of all runs from a time on; ``parked`` says whether a window is open then."""
+
+    starts_in_s: float
+    caps: dict[Run, int]
+    parked: bool
+    lease: bool = False
+
+
+def dispatch(
+    state: State, config: Config, site: SiteView, steps: tuple[CapsStep, ...], reason: str, now_ns: int
+) -> tuple[State, list[Action]]:
+    """Make each node's plan, and send those that say something new or were not accepted."""
+    actions: list[Action] = []
+    nodes = dict(state.nodes)
+    seq = state.next_seq
+    unplannable = shared_runs(state)
+    runs_by_node: dict[str, list[RunView]] = {}
+    for view in state.runs.values():
+        for name in view.gpus:
+            runs_by_node.setdefault(name, []).append(view)
+    for name, node in state.nodes.items():
+        report = node.report
+        if report is None or not node.connected or report.released:
+            continue
+        if now_ns - node.heard_ns > config.times.report_age_s * NS_PER_S:
+            continue
+        runs = runs_by_node.get(name, [])
+        plan = Plan(
+            cluster=config.cluster,
+            node=name,
+            id=PlanId(epoch=state.epoch, seq=seq),
+            answers=report.id,
+            mode=node.mode,
+            reason=reason,
+            steps=_node_steps(node, runs, site, steps, unplannable),
+            priors={gpu.uuid: node.priors[gpu.uuid] for gpu in report.gpus if gpu.uuid in node.priors},
+            gone=tuple(sorted(view.run for view in runs if view.phase == "gone")),
+        )
+        if not _is_due(node, plan, now_ns):
+            continue
+        seq += 1
+        outstanding = (*node.outstanding, SentPlan(plan=plan, sent_ns=now_ns))[-KEPT_OUTSTANDING:]
+        nodes[name] = msgspec.structs.replace(node, outstanding=outstanding)
+        actions.append(Audit(event="plan_sent", fields=_told(plan)))
+        actions.append(SendPlan(plan=plan))
+    return msgspec.structs.replace(state, nodes=nodes, next_seq=seq), actions
+
+
+def _node_steps(
+    node: NodeView,
+    runs: list[RunView],
+    site: SiteView,
+    steps: tuple[CapsStep, ...],
+    unplannable: frozenset[Run],
+) -> tuple[PlanStep, ...]:
+    report = node.report
+    parks = [site.gpus[gpu.uuid].park_mw for gpu in (report.gpus if report else ()) if gpu.uuid in site.gpus]
+    park_mw = max(parks, default=node.gpu_max_mw)
+    made: list[PlanStep] = []
+    for step in steps:
+        if not step.parked:
+            made.append(PlanStep(starts_in_s=step.starts_in_s, park_cap_mw=None, lease=step.lease))
+            continue
+        caps = [
+            RunCap(run=view.run, cap_mw=None if view.run in unplannable else step.caps[view.run])
+            for view in sorted(runs, key=lambda view: view.run)
+            if view.run in unplannable or view.run in step.caps
+        ]
+        made.append(PlanStep(starts_in_s=step.starts_in_s, park_cap_mw=park_mw, caps=tuple(caps)))
+    return tuple(made)
+
+
+def _is_due(node: NodeView, plan: Plan, now_ns: int) -> bool:
+    if not node.outstanding:
+        return True
+    last = node.outstanding[-1]
+    age_s = (now_ns - last.sent_ns) / NS_PER_S
+    if not _says_the_same(last.plan, plan, age_s):
+        return True
+    held = node.report.held if node.report is not None else None
+    if held is None or held < last.plan.id:
+        return age_s >= RESEND_S
+    in_window = any(step.park_cap_mw is not None for step in plan.steps)
+    return in_window and age_s >= REFRESH_S
+
+
+def _says_the_same(old: Plan, new: Plan, age_s: float) -> bool:
+    if (old.mode, old.priors, old.gone, len(old.steps)) != (new.mode, new.priors, new.gone, len(new.steps)):
+        return False
+    for before, after in zip(old.steps, new.steps, strict=True):
+        if (before.park_cap_mw, before.caps, before.lease) != (after.park_cap_mw, after.caps, after.lease):
+            return False
+        moved_s = abs(before.starts_in_s - age_s - after.starts_in_s)
+        if before.starts_in_s > 0 and not before.lease and moved_s > SAME_TIME_S:
+            return False
+    return True
+
+
+def _told(plan: Plan) -> dict[str, object]:
+    """The audit's copy of a plan."""
+    return {
+        "node": plan.node,
+        "epoch": plan.id.epoch,
+        "seq": plan.id.seq,
+        "answers_seq": plan.answers.seq,
+        "mode": plan.mode,
+        "reason": plan.reason,
+        "steps": [
+            {
+                "starts_in_s": round(step.starts_in_s, 3),
+                "park_cap_mw": step.park_cap_mw,
+                "caps": {str(cap.run): cap.cap_mw for cap in step.caps},
+            }
+            for step in plan.steps
+        ],
+    }

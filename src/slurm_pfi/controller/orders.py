@@ -1,0 +1,176 @@
+"""What the command line may ask of the controller, and who may ask it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..bus.control import NO, Reply, Request, refusal
+from ..bus.unix import Peer
+from ..model import LimitClass, LimitStep
+from ..store.limits import LimitError
+from ..store.sealed import UnreadableError
+from ..units import format_power
+from .state import LimitsChanged, OffChanged
+from .views import limit_view, run_view, site_view
+
+if TYPE_CHECKING:
+    from .shell import Controller
+
+
+class LimitOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``limit set``. Without a start it begins now, without an end it stays until it is cleared."""
+
+    id: str
+    class_: LimitClass = msgspec.field(name="class")
+    limit_mw: int
+    start_unix_s: float | None = None
+    end_unix_s: float | None = None
+
+
+class ClearOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``limit clear``: one id, or all of them with None."""
+
+    id: str | None
+
+
+class Orders:
+    """Answers requests. Reading is for everyone; orders are for root, the controller's own user and the admins."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    async def handle(self, request: Request, peer: Peer) -> Reply:
+        """One request. What is wrong with it is said in the reply; nothing is half done."""
+        readers = {"status": self._status, "jobs": self._jobs, "limit_show": self._limit_show}
+        if request.command in readers:
+            return readers[request.command]()
+        writers = {
+            "limit_set": self._limit_set,
+            "limit_clear": self._limit_clear,
+            "off": self._off,
+            "on": self._on,
+        }
+        writer = writers.get(request.command)
+        if writer is None:
+            return refusal(f"the controller knows no command {request.command!r}")
+        if not self._may_order(peer.uid):
+            return refusal(
+                f"uid {peer.uid} may not change limits: root, the controller's user and controller.admins may",
+                exit_code=NO,
+            )
+        try:
+            return writer(request.args, peer)
+        except msgspec.ValidationError as error:
+            return refusal(f"{request.command}: {error}")
+        except LimitError as error:
+            return refusal(str(error))
+        except (UnreadableError, OSError) as error:
+            return refusal(f"nothing was changed: {error}", exit_code=NO)
+
+    def _may_order(self, uid: int) -> bool:
+        allowed = {0, os.geteuid()}
+        for name in self._controller.config.controller.admins:
+            try:
+                allowed.add(pwd.getpwnam(name).pw_uid)
+            except KeyError:
+                continue
+        return uid in allowed
+
+    # ------------------------------------------------------------------------------------------- reading
+
+    def _status(self) -> Reply:
+        control = self._controller
+        return Reply(ok=True, data=site_view(control.state, control.config, time.monotonic_ns()))
+
+    def _jobs(self) -> Reply:
+        state = self._controller.state
+        now_ns = time.monotonic_ns()
+        views = sorted(state.runs.values(), key=lambda view: view.run)
+        return Reply(ok=True, data=[run_view(view, state, now_ns) for view in views])
+
+    def _limit_show(self) -> Reply:
+        state = self._controller.state
+        window = state.window
+        data = {
+            "known": state.limits_known,
+            "limits": [limit_view(limit) for limit in state.limits],
+            "binding": None
+            if window is None
+            else {"limit_mw": window.limit_mw, "ids": list(window.limit_ids)},
+        }
+        return Reply(ok=True, data=data)
+
+    # ------------------------------------------------------------------------------------------- orders
+
+    def _limit_set(self, args: dict[str, Any], peer: Peer) -> Reply:
+        order = msgspec.convert(args, LimitOrder)
+        control = self._controller
+        now_s = time.time()
+        start_s = now_s if order.start_unix_s is None else order.start_unix_s
+        if order.end_unix_s is not None and order.end_unix_s <= now_s:
+            raise LimitError("the limit has ended already")
+        steps = [LimitStep(start_unix_s=start_s, limit_mw=order.limit_mw)]
+        if order.end_unix_s is not None:
+            steps.append(LimitStep(start_unix_s=order.end_unix_s, limit_mw=None))
+        limit = control.limits.set_limit(
+            order.id, class_=order.class_, source=f"uid {peer.uid}", steps=steps, now_unix_s=now_s
+        )
+        self._tell("set", msgspec.to_builtins(limit), peer, now_s)
+        control.take(LimitsChanged(limits=control.limits.limits))
+        message = (
+            f"limit {limit.id} revision {limit.revision}: {format_power(order.limit_mw)} ({limit.class_})"
+        )
+        return Reply(ok=True, message=message, data=limit_view(limit))
+
+    def _limit_clear(self, args: dict[str, Any], peer: Peer) -> Reply:
+        order = msgspec.convert(args, ClearOrder)
+        control = self._controller
+        now_s = time.time()
+        if order.id is None and not control.state.limits_known:
+            aside = control.limits.set_aside(now_unix_s=now_s)
+            control.take(LimitsChanged(limits=control.limits.limits))
+            return Reply(ok=True, message=f"the damaged limits were put aside as {aside}; no limit is set")
+        wanted = [limit.id for limit in control.limits.limits] if order.id is None else [order.id]
+        cleared: list[str] = []
+        for limit_id in wanted:
+            limit = control.limits.clear_limit(limit_id, now_unix_s=now_s)
+            if limit is not None:
+                cleared.append(limit_id)
+                self._tell("clear", msgspec.to_builtins(limit), peer, now_s)
+        if not cleared and order.id is not None:
+            return refusal(f"there is no limit {order.id!r}; 'slurm-pfi limit show' lists them", exit_code=NO)
+        control.take(LimitsChanged(limits=control.limits.limits))
+        return Reply(ok=True, message=f"cleared: {', '.join(cleared) or 'nothing'}", data=cleared)
+
+    def _off(self, _args: dict[str, Any], peer: Peer) -> Reply:
+        self._controller.take(OffChanged(off=True))
+        return Reply(
+            ok=True, message="off: every GPU goes back to its prior limit; 'slurm-pfi on' enforces again"
+        )
+
+    def _on(self, _args: dict[str, Any], peer: Peer) -> Reply:
+        self._controller.take(OffChanged(off=False))
+        return Reply(ok=True, message="on: limits are enforced")
+
+    def _tell(self, action: str, limit: dict[str, Any], peer: Peer, now_s: float) -> None:
+        """The audit entry, with the steps in the monotonic clock that every record carries."""
+        now_ns = time.monotonic_ns()
+        steps = [
+            [now_ns + round((step["start_unix_s"] - now_s) * 1e9), step["limit_mw"]]
+            for step in limit["steps"]
+        ]
+        fields = {
+            "action": action,
+            "id": limit["id"],
+            "revision": limit["revision"],
+            "class": limit["class"],
+            "source": limit["source"],
+            "uid": peer.uid,
+            "steps": steps,
+        }
+        self._controller.audit.write("limit", fields)

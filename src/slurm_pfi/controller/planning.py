@@ -1,0 +1,364 @@
+"""One cycle: limits and reports in, plans out. Pure: everything it needs is in its arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from ..allocation.policies import allocate
+from ..allocation.problem import Allocation, Problem, RunDemand
+from ..allocation.transition import HeldCap, next_caps
+from ..config import Config
+from ..model import GpuReport, Run
+from ..store.limits import ScheduleStep, schedule
+from ..units import format_power
+from .budget import Gpu, SiteView, commandable_gpus, look, shared_runs
+from .dispatch import CapsStep, dispatch
+from .ledger import NS_PER_S
+from .runs import demand_of
+from .science import Science
+from .state import Action, Audit, RunView, State, WindowView
+
+SHORTFALL_STEP_MW = 1000  # a shortfall is told anew when it moves by more than a watt
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What one limit step gives each run: target caps, and what is missing."""
+
+    demands: tuple[RunDemand, ...]
+    gpus: tuple[tuple[Gpu, ...], ...]
+    allocation: Allocation
+    admitted: frozenset[Run]
+    budget_mw: int
+    shortfall_mw: int
+
+
+def plan_cycle(
+    state: State, config: Config, science: Science, now_ns: int, now_unix_s: float
+) -> tuple[State, list[Action]]:
+    """Work out every cap anew and the plans that lead there safely.
+
+    With limits that could not be read nothing changes: the last plans stay in force on the nodes.
+    """
+    if not state.limits_known:
+        return state, []
+    steps = (
+        (ScheduleStep(starts_in_s=0.0, limit_mw=None, emergency_mw=None),)
+        if state.off
+        else schedule(
+            state.limits, now_unix_s, horizon_s=config.times.max_hold_s, lead_s=config.times.response_s
+        )
+    )
+    site = look(state, config, now_ns)
+    if not _binds(steps[0], site):
+        return _closed(state, config, science, site, steps, now_ns)
+    return _open(state, config, science, site, steps, now_ns)
+
+
+def _binds(step: ScheduleStep, site: SiteView) -> bool:
+    """Whether a limit is lower than what the site could draw with every GPU at its prior limit."""
+    return step.limit_mw is not None and step.limit_mw < site.uncapped_mw + site.fixed_mw
+
+
+# ------------------------------------------------------------------------------------------------ no window
+
+
+def _closed(
+    state: State,
+    config: Config,
+    science: Science,
+    site: SiteView,
+    steps: tuple[ScheduleStep, ...],
+    now_ns: int,
+) -> tuple[State, list[Action]]:
+    actions: list[Action] = []
+    if state.window is not None:
+        actions.append(Audit(event="window", fields={"open": False}))
+    # Without a window whoever waits for power, waits no longer.
+    runs = {
+        run: msgspec.structs.replace(
+            view,
+            phase="admitted" if view.phase == "waiting" else view.phase,
+            started_in_window=False,
+            sent_cap_mw=None,
+            target_cap_mw=None,
+            expected_loss=None,
+            floor_passed=False,
+            breach_told=False,
+        )
+        for run, view in state.runs.items()
+    }
+    actions.extend(_admission_audits(state.runs, runs))
+    state = msgspec.structs.replace(state, window=None, runs=runs, infeasible_said=(0, ()))
+    ahead = _steps_ahead(state, config, science, site, steps, CapsStep(0.0, {}, parked=False))
+    state, sent = dispatch(
+        state, config, site, (CapsStep(0.0, {}, parked=False), *ahead), "no window", now_ns
+    )
+    return state, actions + sent
+
+
+# ------------------------------------------------------------------------------------------------ a window
+
+
+def _open(
+    state: State,
+    config: Config,
+    science: Science,
+    site: SiteView,
+    steps: tuple[ScheduleStep, ...],
+    now_ns: int,
+) -> tuple[State, list[Action]]:
+    shares = share(state, config, science, site, steps[0])
+    caps = _safe_caps(state, site, shares)
+    limit_mw = steps[0].limit_mw or 0
+    window = WindowView(
+        limit_mw=limit_mw,
+        limit_ids=_binding(state, limit_mw),
+        budget_mw=limit_mw - site.fixed_mw,
+        committed_mw=_committed(site, shares),
+        shortfall_mw=shares.shortfall_mw,
+        silent=site.silent,
+        opened_ns=now_ns if state.window is None else state.window.opened_ns,
+    )
+    actions: list[Action] = []
+    before = state.window
+    if before is None or (before.limit_mw, before.limit_ids) != (window.limit_mw, window.limit_ids):
+        fields: dict[str, object] = {
+            "open": True,
+            "limit_mw": window.limit_mw,
+            "budget_mw": window.budget_mw,
+            "committed_mw": window.committed_mw,
+        }
+        actions.append(Audit(event="window", fields=fields))
+    runs = _runs_after(state, shares, caps, now_ns)
+    actions.extend(_admission_audits(state.runs, runs))
+    said = state.infeasible_said
+    now_said = (shares.shortfall_mw, site.silent if shares.shortfall_mw else ())
+    if (
+        now_said[1] != said[1]
+        or abs(now_said[0] - said[0]) > SHORTFALL_STEP_MW
+        or (not now_said[0]) != (not said[0])
+    ):
+        said = now_said
+        fields = {"shortfall_mw": shares.shortfall_mw, "silent": list(site.silent)}
+        actions.append(Audit(event="infeasible", fields=fields))
+    actions.extend(_floor_audits(state.runs, runs))
+    runs, breaches = _late_starters(runs, config, now_ns)
+    actions.extend(breaches)
+    state = msgspec.structs.replace(state, window=window, runs=runs, infeasible_said=said)
+    first = CapsStep(0.0, caps, parked=True)
+    ahead = _steps_ahead(state, config, science, site, steps, first)
+    reason = f"limit {format_power(limit_mw)}"
+    state, sent = dispatch(state, config, site, (first, *ahead), reason, now_ns)
+    return state, actions + sent
+
+
+def share(state: State, config: Config, science: Science, site: SiteView, step: ScheduleStep) -> Shares:
+    """Admit whom the budget of this limit step bears, and share it. Parked GPUs count at their park cap."""
+    taken_mw = site.fixed_mw + site.constant_mw
+    parked_mw = sum(gpu.park_mw for gpu in site.gpus.values() if gpu.commandable)
+    budget_mw = (step.limit_mw or 0) - taken_mw - parked_mw
+    hard_mw = None if step.emergency_mw is None else step.emergency_mw - taken_mw - parked_mw
+
+    demands: list[RunDemand] = []
+    used: list[tuple[Gpu, ...]] = []
+    floors_mw = 0
+    for view in sorted(state.runs.values(), key=_admission_order):
+        gpus = commandable_gpus(view, site)
+        if not gpus or view.phase not in ("admitted", "waiting"):
+            continue
+        demand = _demand(view, gpus, config, science)
+        park_mw = sum(gpu.park_mw for gpu in gpus)
+        floor_mw = demand.gpus * _whole_watts_up(demand.floor_mw)
+        # Once admitted its GPUs count at its own cap and no longer at the park cap.
+        if view.phase == "waiting" and floors_mw + floor_mw > budget_mw + park_mw:
+            continue
+        floors_mw += floor_mw
+        budget_mw += park_mw
+        hard_mw = None if hard_mw is None else hard_mw + park_mw
+        demands.append(demand)
+        used.append(tuple(gpus))
+
+    problem = Problem(tuple(demands), budget_mw, hard_mw)
+    allocation = allocate(problem, config.policy.name)
+    committed_mw = sum(d.gpus * cap for d, cap in zip(demands, allocation.caps_mw, strict=True))
+    shortfall_mw = max(0, committed_mw - budget_mw)
+    admitted = frozenset(demand.run for demand in demands)
+    return Shares(tuple(demands), tuple(used), allocation, admitted, budget_mw, shortfall_mw)
+
+
+def _demand(view: RunView, gpus: list[Gpu], config: Config, science: Science) -> RunDemand:
+    reports: list[GpuReport] = [gpu.report for gpu in gpus]
+    reduction = 0.0 if view.flex is None else science.greatest_reduction(view.flex.max_loss)
+    return demand_of(view, reports, science.mean, reduction, config.policy.draw_margin)
+
+
+def _admission_order(view: RunView) -> tuple[bool, int, Run]:
+    return (view.phase == "waiting", view.first_seen_ns, view.run)
+
+
+def _whole_watts_up(power_mw: int) -> int:
+    return -(-power_mw // 1000) * 1000
+
+
+def _safe_caps(state: State, site: SiteView, shares: Shares) -> dict[Run, int]:
+    """The caps to send now: lowerings in full, raises only into what acknowledged lowerings have freed.
+
+    Where nothing is enforced anywhere, the targets themselves are shown.
+    """
+    demands = shares.demands
+    targets = dict(zip((d.run for d in demands), shares.allocation.caps_mw, strict=True))
+    if all(node.mode == "observe" for node in state.nodes.values()):
+        return targets
+    of_runs = {gpu.report.uuid for gpus in shares.gpus for gpu in gpus}
+    others_mw = sum(
+        max(gpu.worst_mw, gpu.park_mw)
+        for gpu in site.gpus.values()
+        if gpu.commandable and gpu.report.uuid not in of_runs
+    )
+    held: list[HeldCap] = []
+    for demand, gpus in zip(demands, shares.gpus, strict=True):
+        sent_mw = state.runs[demand.run].sent_cap_mw
+        if sent_mw is None:
+            sent_mw = max(gpu.report.requested_mw or gpu.report.max_mw for gpu in gpus)
+        worst_mw = sum(gpu.worst_mw for gpu in gpus)
+        held.append(HeldCap(demand.run, demand.gpus, worst_mw, targets[demand.run], sent_mw))
+    # share() left the runs' own park caps in its budget; what remains beside them are the others, at their worst.
+    parked_mw = sum(gpu.park_mw for gpu in site.gpus.values() if gpu.commandable) - sum(
+        gpu.park_mw for gpus in shares.gpus for gpu in gpus
+    )
+    budget_mw = shares.budget_mw + shares.shortfall_mw + parked_mw - others_mw
+    caps = next_caps(held, budget_mw)
+    return dict(zip((d.run for d in demands), caps, strict=True))
+
+
+def _committed(site: SiteView, shares: Shares) -> int:
+    """The sum of all caps that are aimed at, with everything that cannot be commanded at its worst."""
+    of_runs = {gpu.report.uuid for gpus in shares.gpus for gpu in gpus}
+    parked_mw = sum(
+        gpu.park_mw for gpu in site.gpus.values() if gpu.commandable and gpu.report.uuid not in of_runs
+    )
+    runs_mw = sum(d.gpus * cap for d, cap in zip(shares.demands, shares.allocation.caps_mw, strict=True))
+    return site.constant_mw + parked_mw + runs_mw
+
+
+def _runs_after(state: State, shares: Shares, caps: dict[Run, int], now_ns: int) -> dict[Run, RunView]:
+    runs = dict(state.runs)
+    unplannable = shared_runs(state)
+    place = {demand.run: i for i, demand in enumerate(shares.demands)}
+    for run, view in state.runs.items():
+        i = place.get(run)
+        if i is None:
+            if view.phase == "waiting" or run in unplannable:
+                runs[run] = msgspec.structs.replace(
+                    view, sent_cap_mw=None, target_cap_mw=None, expected_loss=None
+                )
+            continue
+        demand = shares.demands[i]
+        target_mw = shares.allocation.caps_mw[i]
+        runs[run] = msgspec.structs.replace(
+            view,
+            phase="admitted",
+            sent_cap_mw=caps[run],
+            target_cap_mw=target_mw,
+            floor_mw=demand.floor_mw,
+            expected_loss=shares.allocation.expected_loss[i],
+            floor_passed=run in shares.allocation.floor_passed,
+            capped_since_ns=_capped_since(view, demand, caps[run], now_ns),
+        )
+    return runs
+
+
+def _capped_since(view: RunView, demand: RunDemand, cap_mw: int, now_ns: int) -> int | None:
+    draw_mw = view.baseline.draw_mw if view.baseline.seen else None
+    binds = cap_mw < (demand.ceiling_mw if draw_mw is None else min(draw_mw, demand.ceiling_mw))
+    if not binds:
+        return None
+    return view.capped_since_ns if view.capped_since_ns is not None else now_ns
+
+
+def _binding(state: State, limit_mw: int) -> tuple[str, ...]:
+    """The ids of the limits that have a step of this very power: those that bind now."""
+    return tuple(limit.id for limit in state.limits if any(step.limit_mw == limit_mw for step in limit.steps))
+
+
+# ------------------------------------------------------------------------------------------------ what comes
+
+
+def _steps_ahead(
+    state: State,
+    config: Config,
+    science: Science,
+    site: SiteView,
+    steps: tuple[ScheduleStep, ...],
+    first: CapsStep,
+) -> tuple[CapsStep, ...]:
+    """What a node does by itself when it hears nothing more: lower where the limit falls, release at its end.
+
+    It never raises by itself inside a window: that needs acknowledgements. A limit without an end is a lease.
+    """
+    ahead: list[CapsStep] = []
+    last = first
+    for step in steps[1:]:
+        if not _binds(step, site):
+            if last.parked:
+                last = CapsStep(step.starts_in_s, {}, parked=False)
+                ahead.append(last)
+            continue
+        shares = share(state, config, science, site, step)
+        targets = zip((d.run for d in shares.demands), shares.allocation.caps_mw, strict=True)
+        caps = {run: min(cap, last.caps.get(run, cap)) for run, cap in targets}
+        if last.parked and caps == last.caps:
+            continue
+        last = CapsStep(step.starts_in_s, caps, parked=True)
+        ahead.append(last)
+    if last.parked:
+        ahead.append(CapsStep(config.times.max_hold_s, {}, parked=False, lease=True))
+    return tuple(ahead)
+
+
+# ------------------------------------------------------------------------------------------------ what is told
+
+
+def _admission_audits(before: dict[Run, RunView], after: dict[Run, RunView]) -> list[Action]:
+    return [
+        Audit(event="admitted", fields=admitted_fields(view))
+        for run, view in after.items()
+        if view.phase == "admitted" and before[run].phase == "waiting"
+    ]
+
+
+def admitted_fields(view: RunView) -> dict[str, object]:
+    """The audit's words for an admitted run."""
+    return {
+        "run": str(view.run),
+        "nodes": sorted(view.gpus),
+        "flex": view.flex.text if view.flex is not None else "",
+        "user_flex": view.user_flex,
+    }
+
+
+def _floor_audits(before: dict[Run, RunView], after: dict[Run, RunView]) -> list[Action]:
+    told: list[Action] = []
+    for run, view in after.items():
+        old = before[run]
+        if view.floor_passed and (not old.floor_passed or old.target_cap_mw != view.target_cap_mw):
+            fields = {"run": str(run), "cap_mw": view.target_cap_mw, "floor_mw": view.floor_mw}
+            told.append(Audit(event="floor_passed", fields=fields))
+    return told
+
+
+def _late_starters(
+    runs: dict[Run, RunView], config: Config, now_ns: int
+) -> tuple[dict[Run, RunView], list[Action]]:
+    """Runs that wait for power beyond the grace time: a broken floor, said once."""
+    grace_ns = config.times.start_grace_s * NS_PER_S
+    told: list[Action] = []
+    for run, view in list(runs.items()):
+        if view.phase == "waiting" and not view.breach_told and now_ns - view.first_seen_ns > grace_ns:
+            runs[run] = msgspec.structs.replace(view, breach_told=True)
+            fields = {"run": str(run), "waited_s": round((now_ns - view.first_seen_ns) / NS_PER_S, 1)}
+            told.append(Audit(event="floor_breach", fields=fields))
+    return runs, told

@@ -1,0 +1,145 @@
+"""Runs: who may be flexible how much, what a run draws uncapped, and what it asks of the allocation."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from ..allocation.problem import RunDemand
+from ..config import Config
+from ..elasticity.curve import ElasticityCurve
+from ..flex import FlexError, parse_flex
+from ..model import Flex, GpuReport, RunReport
+from ..slurm.backend import JobInfo
+from .ledger import NS_PER_S, prior_of
+from .state import Baseline, NodeView, RunView
+
+KEPT_SAMPLES = 240
+TOP_SHARE = 0.1  # arXiv 2609.11542: draw and throughput are the mean of the top 10 % of samples
+BOUND_MARGIN_MW = 1000
+
+
+def effective_flex(word: str, job: JobInfo | None, config: Config) -> tuple[Flex, str]:
+    """What the site grants of what the user asked, and a note where the two differ.
+
+    ``none`` is granted only to the partitions, accounts and QOS that the site lists; else it is read as ``low``.
+    A word that is no flex is read as the site's default and said so: it came from a user. ``job`` is None while
+    Slurm has not described it.
+    """
+    policy = config.policy
+    note = ""
+    if word == "":
+        word = "auto"
+    try:
+        flex = parse_flex(word, site_default=policy.default_flex)
+    except FlexError:
+        flex, note = (
+            parse_flex("auto", site_default=policy.default_flex),
+            "not a flex; the site's default counts",
+        )
+    allowed = job is not None and (
+        job.partition in policy.none_partitions
+        or job.account in policy.none_accounts
+        or job.qos in policy.none_qos
+    )
+    if flex.is_none and not allowed:
+        return parse_flex("low"), "none is not allowed here; read as low"
+    return flex, note
+
+
+def misplaced(run: RunView, job: JobInfo, nodes: tuple[str, ...], uid_by_node: dict[str, int]) -> str:
+    """Why Slurm's own record contradicts what nodes reported of this run; empty when it does not."""
+    strangers = [node for node in nodes if node not in job.nodes]
+    if strangers:
+        return f"reported by {', '.join(strangers)}, where Slurm does not run it"
+    if job.restart != run.run.restart:
+        return f"Slurm knows restart {job.restart} of it"
+    if any(uid != job.user_id for uid in uid_by_node.values()):
+        return "reported for another user than Slurm's"
+    return ""
+
+
+# -------------------------------------------------------------------------------------------------- baseline
+
+
+def observe_baseline(
+    baseline: Baseline, gpus: tuple[GpuReport, ...], report: RunReport, now_ns: int, baseline_s: float
+) -> Baseline:
+    """Add one report of an uncapped run; any binding cap starts the clock anew but keeps what was seen."""
+    uncapped = all(
+        gpu.enforced_mw is not None and gpu.enforced_mw >= prior_of(gpu) - BOUND_MARGIN_MW for gpu in gpus
+    )
+    draws = [gpu.draw_mw for gpu in gpus]
+    if not uncapped or not draws or any(draw is None for draw in draws):
+        return msgspec.structs.replace(baseline, since_ns=None)
+    draw_mw = round(sum(draw for draw in draws if draw is not None) / len(draws))
+    rate = report.progress.rate_per_s if report.progress else None
+    samples = (*baseline.samples, (draw_mw, rate))[-KEPT_SAMPLES:]
+    since_ns = now_ns if baseline.since_ns is None else baseline.since_ns
+    seen = baseline.seen or now_ns - since_ns >= baseline_s * NS_PER_S
+    return Baseline(
+        since_ns=since_ns,
+        samples=samples,
+        seen=seen,
+        draw_mw=_top_mean([draw for draw, _ in samples]),
+        rate_per_s=_top_rate([rate for _, rate in samples if rate is not None]),
+    )
+
+
+def _top_mean(values: list[int]) -> int:
+    kept = sorted(values, reverse=True)[: max(1, math.ceil(len(values) * TOP_SHARE))]
+    return round(sum(kept) / len(kept))
+
+
+def _top_rate(rates: list[float]) -> float | None:
+    if not rates:
+        return None
+    kept = sorted(rates, reverse=True)[: max(1, math.ceil(len(rates) * TOP_SHARE))]
+    return sum(kept) / len(kept)
+
+
+# -------------------------------------------------------------------------------------------------- demand
+
+
+def run_gpus(run: RunView, nodes: dict[str, NodeView]) -> list[GpuReport]:
+    """The reports of all its GPUs on all its nodes, as far as known."""
+    found: list[GpuReport] = []
+    for name, uuids in run.gpus.items():
+        report = nodes[name].report
+        if report is not None:
+            found.extend(gpu for gpu in report.gpus if gpu.uuid in uuids)
+    return found
+
+
+def demand_of(
+    run: RunView, gpus: list[GpuReport], curve: ElasticityCurve, greatest_reduction: float, margin: float
+) -> RunDemand:
+    """What the allocation must know of an admitted run; ``gpus`` are those that can be commanded, at least one.
+
+    A run never seen uncapped is *bounded*: its baseline draw is taken as its prior limit, the most it can be, which
+    puts its floor at the safe, high side.
+    """
+    ceiling_mw = max(prior_of(gpu) for gpu in gpus)
+    device_min_mw = max(gpu.min_mw for gpu in gpus)
+    draw_mw = ceiling_mw
+    if run.baseline.seen and run.baseline.draw_mw is not None:
+        draw_mw = min(ceiling_mw, round(run.baseline.draw_mw * (1 + margin)))
+    flex = run.flex
+    floor_mw = ceiling_mw
+    if flex is not None and not flex.is_none:
+        base_mw = draw_mw
+        if run.baseline.seen and run.baseline.draw_mw is not None:
+            base_mw = min(ceiling_mw, run.baseline.draw_mw)
+        floor_mw = math.ceil(base_mw * (1 - greatest_reduction))
+    floor_mw = min(ceiling_mw, max(floor_mw, device_min_mw))
+    return RunDemand(
+        run=run.run,
+        gpus=len(gpus),
+        ceiling_mw=ceiling_mw,
+        draw_mw=max(draw_mw, floor_mw),
+        floor_mw=floor_mw,
+        device_min_mw=device_min_mw,
+        curve=curve,
+        flex_none=flex is not None and flex.is_none,
+    )

@@ -1,0 +1,291 @@
+"""The controller's process: sockets, clocks, Slurm and files around the pure core. It only composes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from ..bus.control import UNREACHABLE, WRONG_USE, ControlServer
+from ..bus.local import LocalServer
+from ..bus.unix import Peer, SocketError
+from ..config import Config, ConfigError, load_config
+from ..elasticity.library import Library
+from ..model import GpuId, Report
+from ..slurm.cli import CliBackend
+from ..store.audit import AuditLog
+from ..store.epoch import CommandedStore, EpochStore, NeverCommanded
+from ..store.limits import LimitStore
+from ..store.sealed import UnreadableError
+from ..units import watts_to_mw
+from .core import Core
+from .nodes import ConfigNodesError, declared_nodes
+from .orders import Orders
+from .science import Science
+from .slurm_worker import SlurmWorker
+from .state import (
+    Action,
+    Audit,
+    Cycle,
+    EpochTaken,
+    Event,
+    LimitsChanged,
+    NeedEpoch,
+    NodeLost,
+    ReadAllJobs,
+    ReadJob,
+    ReportCame,
+    SendPlan,
+    State,
+    WriteTag,
+)
+
+BUS_SOCKET = "bus.sock"
+CONTROL_SOCKET = "control.sock"
+MIN_CYCLE_GAP_S = 0.02
+
+log = structlog.get_logger("controller")
+
+
+class Controller:
+    """One controller over one state folder. ``run`` lasts until ``stop`` is called."""
+
+    def __init__(self, config: Config, path: Path) -> None:
+        self.config = config
+        self._path = path
+        self.core = Core(config, Science(Library.load_default()))
+        state_dir, run_dir = Path(config.controller.state_dir), Path(config.controller.run_dir)
+        self._epochs = EpochStore(state_dir / "epoch.json")
+        self._commanded = CommandedStore(state_dir / "commanded.json")
+        self.limits = LimitStore(state_dir / "limits.json")
+        self.audit = AuditLog(state_dir / "audit.jsonl", "controller", on_fault=log.error)
+        self._slurm = SlurmWorker(CliBackend.from_config(config), config, self.take)
+        self._bus = LocalServer(
+            run_dir / BUS_SOCKET,
+            on_report=self._on_report,
+            on_gone=lambda node: self.take(NodeLost(node=node)),
+            on_fault=log.warning,
+            node_uids=(os.geteuid(),) if os.geteuid() != 0 and config.node.identity_dir else (),
+        )
+        self._control = ControlServer(run_dir / CONTROL_SOCKET, handler=Orders(self).handle)
+        self._stopping = asyncio.Event()
+        self._wake = asyncio.Event()
+        self.state = State(epoch=0, nodes=declared_nodes(config))
+
+    # ---------------------------------------------------------------------------------------------- life
+
+    async def run(self) -> int:
+        """Take command and keep it until told to stop. Raises nothing that an admin can mend: it says it."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        try:
+            first_start = self._epochs.first_start
+            # The bus socket is ours before an epoch is taken: two controllers must not fence each other for ever.
+            await self._bus.start()
+            await self._control.start()
+            self._take_command(first_start=first_start)
+        except (SocketError, UnreadableError, OSError) as error:
+            log.error(f"cannot start: {error}")
+            await self._close()
+            return UNREACHABLE
+        log.info(
+            "commanding", cluster=self.config.cluster, epoch=self.state.epoch, nodes=len(self.state.nodes)
+        )
+        slurm = asyncio.create_task(self._slurm.run())
+        try:
+            await self._cycles()
+        finally:
+            slurm.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await slurm
+            await self._close()
+        return 0
+
+    def stop(self) -> None:
+        """End after the current event. Nodes follow the schedules that they hold."""
+        self._stopping.set()
+        self._wake.set()
+
+    async def _close(self) -> None:
+        await self._control.close()
+        await self._bus.close()
+        self.audit.close()
+
+    def _take_command(self, *, first_start: bool) -> None:
+        self._commanded.load()
+        if self._commanded.trouble:
+            log.error(self._commanded.trouble)
+        self._tell_site()
+        self.take(EpochTaken(epoch=self._epochs.next_epoch()))
+        try:
+            limits = self.limits.load(first_start=first_start)
+        except UnreadableError as error:
+            log.error(f"{error}; nothing is changed until 'slurm-pfi limit clear --all' puts it aside")
+            self.take(LimitsChanged(limits=(), known=False))
+        else:
+            self.take(LimitsChanged(limits=limits))
+
+    def _tell_site(self) -> None:
+        policy = self.config.policy
+        nodes = {
+            node.name: {
+                "gpus": node.gpus,
+                "overhead_mw": node.overhead_mw,
+                "gpu_max_mw": node.gpu_max_mw,
+                "mode": node.mode,
+            }
+            for node in self.state.nodes.values()
+        }
+        fields = {
+            "cluster": self.config.cluster,
+            "nodes": nodes,
+            "unmanaged_mw": watts_to_mw(policy.unmanaged_w),
+            "reserve_mw": watts_to_mw(policy.reserve_w),
+            "response_s": self.config.times.response_s,
+        }
+        self.audit.write("site", fields)
+
+    def _reload(self) -> None:
+        """SIGHUP: a good file comes into force whole, a bad one not at all."""
+        self.audit.reopen()
+        try:
+            config = load_config(self._path)
+            declared = declared_nodes(config)
+        except (ConfigError, ConfigNodesError) as error:
+            log.error(f"config not reloaded, the old one stays in force: {error}")
+            return
+        if config.cluster != self.config.cluster or config.controller != self.config.controller:
+            log.error(
+                "config not reloaded: cluster and [controller] need a restart; the old one stays in force"
+            )
+            return
+        self.config = config
+        self.core = Core(config, self.core.science)
+        self.state = with_nodes(self.state, declared)
+        self._tell_site()
+        log.info("config reloaded", path=str(self._path))
+        self._wake.set()
+
+    # -------------------------------------------------------------------------------------------- events
+
+    def take(self, event: Event) -> None:
+        """Hand an event to the core and do what it asks; a planning cycle follows soon."""
+        self.state, actions = self.core.step(self.state, event, time.monotonic_ns())
+        for action in actions:
+            self._do(action)
+        self._wake.set()
+
+    async def _cycles(self) -> None:
+        """A cycle after every event, several events together, and at the latest after the cycle time."""
+        while not self._stopping.is_set():
+            self._wake.clear()
+            self.state, actions = self.core.step(
+                self.state, Cycle(now_unix_s=time.time()), time.monotonic_ns()
+            )
+            for action in actions:
+                self._do(action)
+            times = self.config.times
+            wait_s = times.cycle_s if self.state.window is None else times.cycle_window_s
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), wait_s)
+            # Reports come in bunches: give the bunch a moment, the site's limit has seconds.
+            await asyncio.sleep(MIN_CYCLE_GAP_S)
+
+    def _on_report(self, report: Report, _peer: Peer) -> None:
+        priors: dict[GpuId, int] = {}
+        known: dict[GpuId, int] = {}
+        for gpu in report.gpus:
+            if gpu.prior_mw is not None:
+                known[gpu.uuid] = gpu.prior_mw
+                continue
+            prior = self._commanded.prior_for(report.node, report.id.boot_id, gpu.uuid)
+            if isinstance(prior, NeverCommanded) and gpu.requested_mw is not None:
+                priors[gpu.uuid] = gpu.requested_mw
+            elif isinstance(prior, int):
+                priors[gpu.uuid] = prior
+        if known:
+            with contextlib.suppress(OSError):  # only a copy; mark_commanded says it when it matters
+                self._commanded.update_priors(report.node, report.id.boot_id, known)
+        self.take(ReportCame(report=report, priors=priors))
+
+    # ------------------------------------------------------------------------------------------- actions
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Audit(event=event, fields=fields):
+                self.audit.write(event, fields)
+                if event not in ("plan_sent", "window"):
+                    log.info(event.replace("_", " "), **fields)
+            case SendPlan():
+                self._send(action)
+            case ReadJob(run=run):
+                self._slurm.read_job(run)
+            case ReadAllJobs():
+                self._slurm.read_all()
+            case WriteTag():
+                self._slurm.write_tag(action)
+            case NeedEpoch(above=above):
+                self._raise_epoch(above)
+
+    def _send(self, action: SendPlan) -> None:
+        plan = action.plan
+        if plan.mode == "enforce" and not self._commanded.is_commanded(plan.node, plan.answers.boot_id):
+            report = self.state.nodes[plan.node].report
+            priors = {g.uuid: g.prior_mw for g in report.gpus if g.prior_mw is not None} if report else {}
+            try:
+                self._commanded.mark_commanded(plan.node, plan.answers.boot_id, priors)
+            except OSError as error:
+                log.error(f"no plan is sent to {plan.node}: {error}; make room in {self._path.parent}")
+                return
+        self._bus.send(plan.node, plan)
+
+    def _raise_epoch(self, above: int) -> None:
+        try:
+            epoch = self._epochs.next_epoch(above)
+        except (UnreadableError, OSError) as error:
+            log.error(f"a node has seen epoch {above}, and no higher one can be taken: {error}")
+            return
+        asyncio.get_running_loop().call_soon(self.take, EpochTaken(epoch=epoch))
+
+
+def with_nodes(state: State, declared: dict[str, Any]) -> State:
+    """The declared nodes with what is known of those that stay."""
+    import msgspec
+
+    nodes = {}
+    for name, node in declared.items():
+        old = state.nodes.get(name)
+        nodes[name] = node
+        if old is not None:
+            nodes[name] = msgspec.structs.replace(
+                old, gpus=node.gpus, gpu_max_mw=node.gpu_max_mw, overhead_mw=node.overhead_mw, mode=node.mode
+            )
+    return msgspec.structs.replace(state, nodes=nodes)
+
+
+def run_controller(config: Config, path: Path) -> int:
+    """Run until SIGTERM. Exit codes as everywhere: 2 for a config that cannot work, 3 if a socket is taken."""
+    os.umask(0o022)
+    try:
+        declared_nodes(config)
+    except ConfigNodesError as error:
+        log.error(f"{path}: {error}")
+        return WRONG_USE
+    return asyncio.run(_run(config, path))
+
+
+async def _run(config: Config, path: Path) -> int:
+    try:
+        controller = Controller(config, path)
+    except OSError as error:
+        log.error(f"cannot start: {error}")
+        return UNREACHABLE
+    return await controller.run()

@@ -1,0 +1,219 @@
+"""What the controller knows, and the events and actions of its core, as frozen values."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+from ..model import Flex, Frozen, GpuId, Limit, Mode, Plan, Report, Run
+from ..slurm.backend import JobInfo
+
+
+class SentPlan(Frozen, frozen=True, kw_only=True):
+    """A plan that a node may hold or may still receive."""
+
+    plan: Plan
+    sent_ns: int
+
+
+class NodeView(Frozen, frozen=True, kw_only=True):
+    """One node: what the site declares of it, its last report, and the plans that may be in force on it.
+
+    ``outstanding`` holds every plan sent since the one that the report says is held, that one included.
+    ``fenced`` is True once the node holds a plan of our own epoch: then no other commander's plan can act.
+    ``priors`` are our answers for GPUs whose prior limit the agent does not know.
+    """
+
+    name: str
+    gpus: int
+    gpu_max_mw: int
+    overhead_mw: int
+    mode: Mode
+    report: Report | None = None
+    heard_ns: int = 0
+    connected: bool = False
+    outstanding: tuple[SentPlan, ...] = ()
+    fenced: bool = False
+    priors: dict[GpuId, int] = {}
+
+
+class Baseline(Frozen, frozen=True, kw_only=True):
+    """A run's uncapped draw per GPU and its rate, from the samples seen so far.
+
+    ``samples`` are (draw per GPU in mW, rate of the job's counter per second or None), the newest last.
+    """
+
+    since_ns: int | None = None
+    samples: tuple[tuple[int, float | None], ...] = ()
+    seen: bool = False
+    draw_mw: int | None = None
+    rate_per_s: float | None = None
+
+
+RunPhase: TypeAlias = Literal["new", "waiting", "admitted", "refused", "gone"]
+
+
+class RunView(Frozen, frozen=True, kw_only=True):
+    """One run as the controller sees it, over all its nodes.
+
+    ``waiting`` means waiting for power: known, but its floor does not fit yet. ``started_in_window`` runs are raised
+    only out of budget. ``sent_cap_mw`` is the cap last sent, None before the first.
+    """
+
+    run: Run
+    first_seen_ns: int
+    phase: RunPhase = "new"
+    user_flex: str = ""
+    flex: Flex | None = None
+    flex_note: str = ""
+    job: JobInfo | None = None
+    gpus: dict[str, tuple[GpuId, ...]] = {}
+    started_in_window: bool = False
+    read_due_ns: int | None = 0
+    reading: bool = False
+    refusal: str = ""
+    baseline: Baseline = Baseline()
+    sent_cap_mw: int | None = None
+    target_cap_mw: int | None = None
+    floor_mw: int | None = None
+    expected_loss: float | None = None
+    floor_passed: bool = False
+    breach_told: bool = False
+    capped_since_ns: int | None = None
+    capped_s: float = 0.0
+    tag_text: str = ""
+    tag_said: str = ""
+    tag_due_ns: int | None = None
+
+
+class WindowView(Frozen, frozen=True, kw_only=True):
+    """The window that is open, as the last cycle saw it."""
+
+    limit_mw: int
+    limit_ids: tuple[str, ...]
+    budget_mw: int
+    committed_mw: int
+    shortfall_mw: int
+    silent: tuple[str, ...]
+    opened_ns: int
+
+
+class State(Frozen, frozen=True, kw_only=True):
+    """All of it. ``off`` is the red button: nothing is commanded and every cap is given back."""
+
+    epoch: int
+    next_seq: int = 1
+    off: bool = False
+    limits: tuple[Limit, ...] = ()
+    limits_known: bool = True
+    nodes: dict[str, NodeView] = {}
+    runs: dict[Run, RunView] = {}
+    window: WindowView | None = None
+    infeasible_said: tuple[int, tuple[str, ...]] = (0, ())
+    full_read_due_ns: int = 0
+    reading_all: bool = False
+
+
+# ------------------------------------------------------------------------------------------------------ events
+
+
+class Cycle(Frozen, frozen=True, kw_only=True):
+    """Time to look at everything again. The wall clock is for limits, which people and grids set in it."""
+
+    now_unix_s: float
+
+
+class ReportCame(Frozen, frozen=True, kw_only=True):
+    """A node's report, with what the store knows of the GPUs whose prior limit the agent does not know."""
+
+    report: Report
+    priors: dict[GpuId, int] = {}
+
+
+class EpochTaken(Frozen, frozen=True, kw_only=True):
+    """A higher epoch is ours, durably."""
+
+    epoch: int
+
+
+class NodeLost(Frozen, frozen=True, kw_only=True):
+    """The connection of a node ended; the node may be well."""
+
+    node: str
+
+
+class JobRead(Frozen, frozen=True, kw_only=True):
+    """Slurm's answer about one run: its job, None if Slurm says it is not there, or why there is no answer."""
+
+    run: Run
+    job: JobInfo | None
+    unavailable: str = ""
+
+
+class AllJobsRead(Frozen, frozen=True, kw_only=True):
+    """Slurm's answer about all jobs: None when there is none."""
+
+    jobs: tuple[JobInfo, ...] | None
+
+
+class LimitsChanged(Frozen, frozen=True, kw_only=True):
+    """``known`` is False when the limits could not be read: then nothing is raised."""
+
+    limits: tuple[Limit, ...]
+    known: bool = True
+
+
+class OffChanged(Frozen, frozen=True, kw_only=True):
+    off: bool
+
+
+class TagWritten(Frozen, frozen=True, kw_only=True):
+    run: Run
+    ok: bool
+
+
+Event: TypeAlias = (
+    Cycle
+    | ReportCame
+    | EpochTaken
+    | NodeLost
+    | JobRead
+    | AllJobsRead
+    | LimitsChanged
+    | OffChanged
+    | TagWritten
+)
+
+
+# ----------------------------------------------------------------------------------------------------- actions
+
+
+class SendPlan(Frozen, frozen=True, kw_only=True):
+    plan: Plan
+
+
+class ReadJob(Frozen, frozen=True, kw_only=True):
+    run: Run
+
+
+class ReadAllJobs(Frozen, frozen=True, kw_only=True):
+    pass
+
+
+class WriteTag(Frozen, frozen=True, kw_only=True):
+    run: Run
+    job: JobInfo
+    text: str
+
+
+class NeedEpoch(Frozen, frozen=True, kw_only=True):
+    """A node has seen a higher epoch than ours: take one above it."""
+
+    above: int
+
+
+class Audit(Frozen, frozen=True, kw_only=True):
+    event: str
+    fields: dict[str, Any]
+
+
+Action: TypeAlias = SendPlan | NeedEpoch | ReadJob | ReadAllJobs | WriteTag | Audit
