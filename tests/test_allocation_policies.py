@@ -1,0 +1,396 @@
+"""Sharing a reduction: the budget, floors, and that marginal loses the least there is to lose."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_pfi.allocation.policies import ProblemError, allocate
+from slurm_pfi.allocation.problem import Allocation, Policy, Problem, RunDemand
+from slurm_pfi.allocation.rounding import lowest_cap_mw
+from slurm_pfi.elasticity.curve import ElasticityCurve
+from slurm_pfi.model import Run
+
+WATT = 1000
+POLICIES: tuple[Policy, ...] = ("equal", "marginal")
+policies = st.sampled_from(POLICIES)
+
+
+def curve(*points: tuple[float, float]) -> ElasticityCurve:
+    return ElasticityCurve(np.array([0.0, *(x for x, _ in points)]), np.array([0.0, *(y for _, y in points)]))
+
+
+CURVES = (
+    curve((0.1, 0.03), (0.3, 0.12), (0.5, 0.35)),
+    curve((0.2, 0.02), (0.4, 0.1), (0.6, 0.5)),
+    curve((0.3, 0.3)),
+    curve((0.1, 0.08), (0.3, 0.1), (0.4, 0.4)),  # not convex
+    curve((0.25, 0.0), (0.5, 0.6)),
+)
+SOFT, HARD = CURVES[1], CURVES[2]
+
+
+def demand(
+    job_id: int,
+    gpus: int = 1,
+    *,
+    ceiling_w: float = 700,
+    draw_w: float = 700,
+    floor_w: float = 200,
+    device_min_w: float = 200,
+    some: ElasticityCurve = SOFT,
+    weight: float = 1.0,
+    flex_none: bool = False,
+) -> RunDemand:
+    mw = [round(watts * WATT) for watts in (ceiling_w, draw_w, floor_w, device_min_w)]
+    return RunDemand(Run("c", job_id), gpus, mw[0], mw[1], mw[2], mw[3], some, weight, flex_none)
+
+
+def caps_w(answer: Allocation) -> list[float]:
+    return [cap / WATT for cap in answer.caps_mw]
+
+
+def total(runs: tuple[RunDemand, ...], caps_mw: tuple[int, ...]) -> int:
+    return sum(run.gpus * cap for run, cap in zip(runs, caps_mw, strict=True))
+
+
+@st.composite
+def demands(draw: st.DrawFn, *, one_curve: bool = False) -> tuple[RunDemand, ...]:
+    made = []
+    for job_id in range(draw(st.integers(1, 7))):
+        lowest, low, high = sorted(draw(st.lists(st.integers(100_000, 700_000), min_size=3, max_size=3)))
+        made.append(
+            RunDemand(
+                run=Run("c", job_id),
+                gpus=draw(st.integers(1, 16)),
+                ceiling_mw=high,
+                draw_mw=draw(st.integers(60_000, 760_000)),
+                floor_mw=low,
+                device_min_mw=lowest,
+                curve=CURVES[0] if one_curve else draw(st.sampled_from(CURVES)),
+                weight=1.0 if one_curve else draw(st.sampled_from([0.0, 0.5, 1.0, 3.0])),
+                flex_none=draw(st.booleans()),
+            )
+        )
+    return tuple(made)
+
+
+@st.composite
+def problems(draw: st.DrawFn, *, emergency: bool = False) -> Problem:
+    runs = draw(demands())
+    lowest, highest = sum(r.gpus * r.device_min_mw for r in runs), sum(r.gpus * r.ceiling_mw for r in runs)
+    budget = draw(st.integers(lowest // 2, highest + WATT))
+    hard = draw(st.integers(lowest // 2, highest + WATT)) if emergency else None
+    return Problem(runs, budget, hard)
+
+
+# ------------------------------------------------------------------------------------------- what always holds
+
+
+@given(problems(), policies)
+def test_the_budget_is_met_or_the_shortfall_is_exact(problem: Problem, policy: Policy) -> None:
+    answer = allocate(problem, policy)
+    used = total(problem.runs, answer.caps_mw)
+    floors = tuple(lowest_cap_mw(run) for run in problem.runs)
+    if total(problem.runs, floors) > problem.budget_total_mw:
+        assert answer.caps_mw == floors
+        assert answer.shortfall_total_mw == used - problem.budget_total_mw > 0
+        assert not answer.feasible
+    else:
+        assert used <= problem.budget_total_mw
+        assert answer.shortfall_total_mw == 0
+        assert answer.feasible
+    assert answer.floor_passed == ()
+
+
+@given(problems(emergency=True), policies)
+def test_bounds_hold_and_losses_are_numbers(problem: Problem, policy: Policy) -> None:
+    answer = allocate(problem, policy)
+    for run, cap, loss in zip(problem.runs, answer.caps_mw, answer.expected_loss, strict=True):
+        assert run.device_min_mw <= cap <= run.ceiling_mw
+        assert cap % WATT == 0 or cap == run.ceiling_mw
+        assert 0 <= loss <= 1
+        assert loss == pytest.approx(float(run.curve.loss_at(1 - cap / run.draw_mw)), abs=1e-9)
+
+
+@given(problems(), policies)
+def test_no_more_is_taken_than_rounding_needs(problem: Problem, policy: Policy) -> None:
+    answer = allocate(problem, policy)
+    left = problem.budget_total_mw - total(problem.runs, answer.caps_mw)
+    cut = sum(r.gpus for r, c in zip(problem.runs, answer.caps_mw, strict=True) if c < r.ceiling_mw)
+    assert cut == 0 or left <= cut * WATT
+
+
+@given(problems(), policies)
+def test_nobody_loses_while_there_is_room_above_a_draw(problem: Problem, policy: Policy) -> None:
+    answer = allocate(problem, policy)
+    pairs = list(zip(problem.runs, answer.caps_mw, strict=True))
+    reduced = any(cap < min(run.draw_mw, run.ceiling_mw) - WATT for run, cap in pairs)
+    idle = any(cap > max(run.draw_mw, lowest_cap_mw(run)) + WATT for run, cap in pairs)
+    assert not (reduced and idle)
+
+
+@given(problems(), policies, st.integers(0, 3_000_000))
+def test_more_budget_lowers_no_cap(problem: Problem, policy: Policy, more_mw: int) -> None:
+    before = allocate(problem, policy)
+    after = allocate(replace(problem, budget_total_mw=problem.budget_total_mw + more_mw), policy)
+    assert all(b <= a for b, a in zip(before.caps_mw, after.caps_mw, strict=True))
+
+
+@given(problems(emergency=True), policies, st.randoms(use_true_random=False))
+def test_the_order_of_runs_changes_nothing(problem: Problem, policy: Policy, random: object) -> None:
+    order = list(range(len(problem.runs)))
+    getattr(random, "shuffle")(order)  # noqa: B009
+    answer = allocate(problem, policy)
+    mixed = allocate(replace(problem, runs=tuple(problem.runs[i] for i in order)), policy)
+    assert mixed.caps_mw == tuple(answer.caps_mw[i] for i in order)
+    assert set(mixed.floor_passed) == set(answer.floor_passed)
+
+
+@given(problems(emergency=True), policies)
+def test_splitting_runs_changes_nothing(problem: Problem, policy: Policy) -> None:
+    whole = replace(problem, runs=tuple(replace(run, gpus=2 * run.gpus) for run in problem.runs))
+    halves = replace(
+        problem,
+        runs=tuple(replace(r, run=replace_restart(r.run, part)) for r in problem.runs for part in (0, 1)),
+    )
+    one = allocate(whole, policy).caps_mw
+    two = allocate(halves, policy).caps_mw
+    assert np.abs(np.repeat(one, 2) - np.array(two)).max() <= WATT
+
+
+def replace_restart(run: Run, restart: int) -> Run:
+    return Run(run.cluster, run.job_id, restart)
+
+
+# ------------------------------------------------------------------------------------------------- the policies
+
+
+@given(problems(), policies)
+def test_equal_is_one_share_for_all_that_no_bound_holds_back(problem: Problem, policy: Policy) -> None:
+    answer = allocate(problem, "equal")
+    share, slack = [], []
+    for run, cap in zip(problem.runs, answer.caps_mw, strict=True):
+        x = 1 - cap / run.draw_mw
+        if cap < min(run.draw_mw, run.ceiling_mw) and cap > lowest_cap_mw(run):
+            share.append((x - WATT / run.draw_mw, x))
+        if cap == lowest_cap_mw(run) < min(run.ceiling_mw, run.draw_mw):
+            slack.append(x)
+    if share:
+        low, high = max(s[0] for s in share), min(s[1] for s in share)
+        assert low <= high + 1e-9
+        assert all(x <= high + 1e-9 for x in slack)  # whom the floor holds back gives no more than the others
+
+
+@given(demands(one_curve=True), st.floats(0.3, 1.0))
+def test_without_information_marginal_is_equal(runs: tuple[RunDemand, ...], share: float) -> None:
+    copies = tuple(replace(run, curve=curve((0.1, 0.03), (0.3, 0.12), (0.5, 0.35))) for run in runs)
+    problem = Problem(copies, round(share * sum(r.gpus * r.ceiling_mw for r in runs)))
+    assert allocate(problem, "marginal").caps_mw == allocate(problem, "equal").caps_mw
+
+
+def test_equal_prices_are_filled_to_one_share() -> None:
+    """Eight runs alike beside one that is not: merit order, and the eight stay level."""
+    runs = (*(demand(i, i + 1) for i in range(8)), demand(9, 4, some=HARD))
+    for share in (0.95, 0.85, 0.7, 0.55, 0.4):
+        caps = allocate(
+            Problem(runs, int(share * sum(r.gpus * r.ceiling_mw for r in runs))), "marginal"
+        ).caps_mw
+        assert max(caps[:8]) - min(caps[:8]) <= WATT
+
+
+def test_by_hand() -> None:
+    runs = (demand(1, 2, some=SOFT), demand(2, 2, some=HARD), demand(3, 4, draw_w=500, floor_w=500))
+    full = 8 * 700 * WATT
+    assert caps_w(allocate(Problem(runs, full), "equal")) == [700, 700, 700]
+    # 800 W lie between the ceilings of the third run and its draw: they cost nobody anything.
+    assert caps_w(allocate(Problem(runs, full - 800 * WATT), "marginal")) == [700, 700, 500]
+    # The third stands at its floor, so the others give what is missing.
+    assert caps_w(allocate(Problem(runs, full - 1080 * WATT), "equal")) == [630, 630, 500]
+    marginal = allocate(Problem(runs, full - 1080 * WATT), "marginal")
+    assert caps_w(marginal) == [560, 700, 500]
+    assert marginal.expected_loss == pytest.approx((0.02, 0, 0))
+
+
+def test_weight_is_the_value_of_a_gpu_hour() -> None:
+    runs = (demand(1, 2, weight=100), demand(2, 2, some=HARD))
+    assert caps_w(allocate(Problem(runs, 2600 * WATT), "marginal")) == [700, 600]
+
+
+def chords(some: ElasticityCurve, x: float) -> float:
+    """Convex minorant on the measured part, straight on at the tail slope; by definition, in plain Python."""
+    xs, ys = some.reduction.tolist(), some.loss.tolist()
+    if x >= xs[-1]:
+        return float(ys[-1] + some.tail_slope * (x - xs[-1]))
+    return min(
+        float(ys[i] + (ys[j] - ys[i]) * (x - xs[i]) / (xs[j] - xs[i]))
+        for i in range(len(xs))
+        for j in range(i + 1, len(xs))
+        if xs[i] <= x <= xs[j]
+    )
+
+
+@lru_cache(maxsize=100_000)
+def corner_losses(number: int, start: float, end: float) -> tuple[tuple[float, float], ...]:
+    some = CURVES[number]
+    corners = {start, end, *(x for x in some.reduction.tolist() if start < x < end)}
+    return tuple((x, chords(some, x)) for x in sorted(corners))
+
+
+@settings(max_examples=200)
+@given(problems())
+def test_marginal_loses_no_more_than_the_proven_least(problem: Problem) -> None:
+    """Weak duality gives a bound that no allocation can beat: for any price of power, let each run choose freely.
+
+    Powers are scaled up a million times, so that whole watts are no restriction.
+    """
+    scale = 10**6
+    runs = tuple(
+        replace(
+            run,
+            ceiling_mw=run.ceiling_mw * scale,
+            draw_mw=run.draw_mw * scale,
+            floor_mw=run.floor_mw * scale,
+            device_min_mw=run.device_min_mw * scale,
+        )
+        for run in problem.runs
+    )
+    if all(r.weight == runs[0].weight and r.curve is runs[0].curve for r in runs):
+        return  # then it is equal, on purpose
+    budget = problem.budget_total_mw * scale
+    answer = allocate(Problem(runs, budget), "marginal")
+    if not answer.feasible:
+        return
+    value = 0.0
+    choices: list[tuple[RunDemand, tuple[tuple[float, float], ...]]] = []
+    for run, cap in zip(runs, answer.caps_mw, strict=True):
+        start = max(0.0, 1 - run.ceiling_mw / run.draw_mw)
+        end = max(start, 1 - run.floor_mw / run.draw_mw)
+        value += run.gpus * run.weight * chords(run.curve, max(start, 1 - cap / run.draw_mw))
+        number = next(i for i, some in enumerate(CURVES) if some is run.curve)
+        choices.append((run, corner_losses(number, start, end)))
+    # Reducing frees draw beyond what the room above it gave for nothing.
+    free = sum(r.gpus * max(0, r.ceiling_mw - max(r.draw_mw, r.floor_mw)) for r in runs)
+    need = sum(r.gpus * r.ceiling_mw for r in runs) - budget - free
+    prices = {0.0}
+    for run, corners in choices:
+        for (x0, y0), (x1, y1) in pairwise(corners):
+            prices.add(run.weight * max(0.0, y1 - y0) / ((x1 - x0) * run.draw_mw))
+    least = max(
+        price * need
+        + sum(
+            min(
+                run.gpus * (run.weight * y - price * run.draw_mw * (x - corners[0][0])) for x, y in corners
+            )
+            for run, corners in choices
+        )
+        for price in prices
+    )  # fmt: skip
+    assert least - 1e-6 <= value <= least + 1e-6
+
+
+# ------------------------------------------------------------------------------------------------- emergencies
+
+
+@given(problems(emergency=True), policies)
+def test_an_emergency_passes_floors_as_far_as_it_must(problem: Problem, policy: Policy) -> None:
+    answer = allocate(problem, policy)
+    runs, hard = problem.runs, problem.hard_budget_total_mw
+    assert hard is not None
+    used = total(runs, answer.caps_mw)
+    floors = total(runs, tuple(lowest_cap_mw(run) for run in runs))
+    passed = {run.run for run, cap in zip(runs, answer.caps_mw, strict=True) if cap < run.floor_mw}
+    assert set(answer.floor_passed) == passed
+    assert answer.shortfall_total_mw == max(0, used - min(hard, problem.budget_total_mw))
+    if floors <= hard:
+        assert not passed
+    elif used > hard:
+        assert all(c - r.device_min_mw < WATT for r, c in zip(runs, answer.caps_mw, strict=True))
+    else:
+        assert hard - used <= WATT * sum(run.gpus for run in runs)
+    spared = [
+        c - r.device_min_mw >= WATT for r, c in zip(runs, answer.caps_mw, strict=True) if not r.flex_none
+    ]
+    if any(spared):
+        assert not any(run.run in passed for run in runs if run.flex_none)
+
+
+def test_an_emergency_by_hand() -> None:
+    runs = (
+        demand(1, floor_w=600, some=SOFT),
+        demand(2, floor_w=600, some=HARD),
+        demand(3, floor_w=700, flex_none=True),
+    )
+    floors = 1900 * WATT
+    answer = allocate(Problem(runs, 1800 * WATT), "marginal")
+    assert (caps_w(answer), answer.shortfall_total_mw) == ([600, 600, 700], 100 * WATT)
+    answer = allocate(Problem(runs, 1800 * WATT, hard_budget_total_mw=floors), "marginal")
+    assert (caps_w(answer), answer.shortfall_total_mw) == ([600, 600, 700], 100 * WATT)
+    answer = allocate(Problem(runs, 1800 * WATT, 1800 * WATT), "marginal")
+    assert (caps_w(answer), answer.floor_passed) == ([500, 600, 700], (Run("c", 1),))
+    answer = allocate(Problem(runs, 1000 * WATT, 1000 * WATT), "marginal")
+    assert (caps_w(answer), answer.shortfall_total_mw) == ([200, 200, 600], 0)
+    answer = allocate(Problem(runs, 500 * WATT, 500 * WATT), "marginal")
+    assert (caps_w(answer), answer.shortfall_total_mw) == ([200, 200, 200], 100 * WATT)
+
+
+# ------------------------------------------------------------------------------------------------ whole watts
+
+
+def test_a_floor_that_is_no_whole_watt_is_kept() -> None:
+    answer = allocate(Problem((demand(1, floor_w=300.2),), 0), "equal")
+    assert answer.caps_mw == (301 * WATT,)
+
+
+def test_a_ceiling_is_never_passed_and_kept_when_uncut() -> None:
+    odd = demand(1, ceiling_w=650.5, draw_w=600, floor_w=650.2)
+    assert allocate(Problem((odd,), 0), "equal").caps_mw == (650_500,)
+    assert allocate(Problem((odd,), 10**9), "equal").caps_mw == (650_500,)
+
+
+def test_a_budget_of_whole_watts_is_used_up() -> None:
+    runs = tuple(demand(i) for i in range(3))
+    for watts in range(201, 700, 7):
+        assert caps_w(allocate(Problem(runs, 3 * watts * WATT), "equal")) == [watts] * 3
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nothing_to_share(policy: Policy) -> None:
+    answer = allocate(Problem((), -5, hard_budget_total_mw=-7), policy)
+    assert answer == Allocation(policy, (), (), 7, ())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (demand(1, 0), "c:1.0 has 0 GPUs"),
+        (demand(1, floor_w=800), "out of order"),
+        (demand(1, device_min_w=300), "out of order"),
+        (demand(1, draw_w=0), "draw of 0 mW"),
+        (demand(1, weight=float("nan")), "weight nan"),
+        (demand(1, weight=-1.0), "weight -1"),
+    ],
+)
+def test_contradictions_are_refused(wrong: RunDemand, says: str) -> None:
+    with pytest.raises(ProblemError, match=says):
+        allocate(Problem((wrong,), 1000), "equal")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_ten_thousand_runs_take_no_time(policy: Policy) -> None:
+    runs = tuple(demand(i, 1 + i % 16, draw_w=400 + i % 300, some=CURVES[i % 5]) for i in range(10_000))
+    problem = Problem(runs, int(0.7 * sum(run.gpus * run.ceiling_mw for run in runs)))
+    took_s = []
+    for _ in range(3):
+        began_s = time.perf_counter()
+        answer = allocate(problem, policy)
+        took_s.append(time.perf_counter() - began_s)
+    assert answer.feasible
+    assert min(took_s) < 0.2  # about 0.04 s on an idle core
