@@ -26,7 +26,7 @@ EXPORT int pfi_register(struct node *node, const char *uuid, double compute_shar
                         const char *job);
 EXPORT int pfi_unregister(struct node *node);
 EXPORT int pfi_kernel(struct node *node, const char *job);
-EXPORT int pfi_work(struct node *node, const char *job, double *work_s, uint32_t room);
+EXPORT int pfi_work(struct node *node, const char *job, double *work_s, uint32_t room, int64_t *at_ns);
 EXPORT double pfi_physics(int which, double compute_share, double kappa_w, double memory_w, double x);
 EXPORT void pfi_hold_lock(struct node *node);
 
@@ -342,15 +342,17 @@ int pfi_kernel(struct node *node, const char *job)
     return count;
 }
 
-/* The work counters of all GPUs at one instant; NAN for a GPU that does not work for this job. Returns how many do. */
-int pfi_work(struct node *node, const char *job, double *work_s, uint32_t room)
+/* The work counters of all GPUs at one instant, which is told; NAN for a GPU that does not work for this job. Returns how many do. */
+int pfi_work(struct node *node, const char *job, double *work_s, uint32_t room, int64_t *at_ns)
 {
     int64_t now_ns = enter(node);
     int count = 0;
 
+    *at_ns = now_ns;
+    for (uint32_t i = 0; i < room; i++)
+        work_s[i] = NAN;
     for (uint32_t i = 0; i < node->state->n_gpus && i < room; i++) {
         const struct gpu *gpu = &node->state->gpu[i];
-        work_s[i] = NAN;
         for (int d = 0; d < MAX_DEMANDS; d++)
             if (gpu->demand[d].process.pid != 0 && strcmp(gpu->demand[d].job, job) == 0)
                 work_s[i] = gpu_read(gpu, now_ns).counter[WORK];

@@ -21,9 +21,8 @@ import errno
 import functools
 import json
 import os
-import stat
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import IntEnum
@@ -32,7 +31,6 @@ from types import TracebackType
 from typing import Final, Literal
 
 BUILT_LIBRARY: Final = Path(__file__).resolve().parent.parent / "build/nvml_standin/libnvidia-ml.so.1"
-NVIDIA_MAJOR: Final = 195
 MAX_GPUS: Final = 16
 _UUID_NAMESPACE: Final = uuid.UUID("5d0c5f3e-5c42-4f0e-9a3b-9a4f6a1c7b11")
 
@@ -204,23 +202,6 @@ def plan_devices(node: str, gpus: int, device_dir: Path, *, scrambled: bool = Fa
     return tuple(devices)
 
 
-def make_device_files(devices: Iterable[Device]) -> None:
-    """Character devices as the driver makes them; without the right to, links to /dev/null of the same names."""
-    for device in devices:
-        path = Path(device.file)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        try:
-            os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(NVIDIA_MAJOR, device.minor))
-        except PermissionError:
-            path.symlink_to("/dev/null")
-
-
-def gres_lines(node: str, devices: Iterable[Device], *, gres_type: str = "h200") -> str:
-    """The lines of gres.conf for this node, one GPU a line, so that their order is the position."""
-    return "".join(f"NodeName={node} Name=gpu Type={gres_type} File={device.file}\n" for device in devices)
-
-
 def create_node(
     node_dir: Path,
     *,
@@ -230,14 +211,13 @@ def create_node(
     model: GpuModel | None = None,
     driver: str = "580.126.09",
 ) -> tuple[Device, ...]:
-    """Make a simulated node named after its folder, with device files; returns its GPUs in gres.conf order.
+    """Make a simulated node named after its folder; returns its GPUs in gres.conf order.
 
-    The folder must be new or empty of a node. ``device_dir`` is ``<node_dir>/dev`` unless given.
+    The folder must be new or empty of a node. ``device_dir`` only names where the cluster has its device files.
     """
     model = model or GpuModel()
     node_dir.mkdir(parents=True, exist_ok=True)
     devices = plan_devices(node_dir.name, gpus, device_dir or node_dir / "dev", scrambled=scrambled)
-    make_device_files(devices)
     specs = (_Spec * gpus)()
     for device in devices:
         spec = specs[device.index]

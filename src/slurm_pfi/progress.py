@@ -1,0 +1,45 @@
+"""Tell slurm-pfi how far a job has come: one call in a training loop.
+
+    from slurm_pfi.progress import report
+    report(tokens_so_far)                 # or report(step, unit="steps")
+
+The counter goes as one datagram to the Unix socket of the node's agent: the path in SLURM_PFI_PROGRESS if that is set,
+else ``/run/slurm-pfi/<SLURMD_NODENAME>/progress.sock``. Format, version 1, ASCII, at most 256 bytes, no newline:
+
+    pfi-progress 1 <counter> <unit>
+
+``counter`` is a decimal number, finite and not below zero, such as ``1234`` or ``1.5e+09``; it counts up over the life
+of the run. ``unit`` is one to sixteen letters a-z. Fields are separated by one space. Whose counter it is, the agent
+knows from the sender's process; nothing in the text claims a job.
+
+This file needs nothing but Python's standard library and nothing else of this package: it may be copied into a job.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import socket
+
+_UNIT = re.compile(r"[a-z]{1,16}")
+
+
+def report(counter: float, unit: str = "tokens") -> bool:
+    """Report the job's own counter. Never raises and never waits; False when it could not be handed over."""
+    try:
+        value = float(counter)
+        if not math.isfinite(value) or value < 0 or _UNIT.fullmatch(unit) is None:
+            return False
+        number = str(int(value)) if value.is_integer() and value < 1e15 else repr(value)
+        path = os.environ.get("SLURM_PFI_PROGRESS")
+        if not path:
+            node = os.environ.get("SLURMD_NODENAME")
+            if not node or "/" in node:
+                return False
+            path = f"/run/slurm-pfi/{node}/progress.sock"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
+            sender.sendto(f"pfi-progress 1 {number} {unit}".encode("ascii"), path)
+    except Exception:  # a job must never fail for its report
+        return False
+    return True
