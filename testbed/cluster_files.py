@@ -6,6 +6,7 @@ import os
 import pwd
 import random
 import re
+import shlex
 import shutil
 import socket
 import stat
@@ -108,6 +109,11 @@ class Layout:
         return self.root / "log"
 
     @property
+    def hook_log(self) -> Path:
+        """Faults of our prolog and epilog."""
+        return self.log / "hooks.log"
+
+    @property
     def munge(self) -> Path:
         return self.root / "munge"
 
@@ -192,6 +198,7 @@ def make_folders(layout: Layout, options: ClusterOptions) -> None:
         folder.mkdir(parents=True)
     for folder in (layout.log, layout.root / "state"):
         os.chown(folder, account.pw_uid, account.pw_gid)
+    layout.hook_log.touch()
     layout.out.chmod(0o1777)
     layout.munge.chmod(0o700)
     key = layout.munge / "key"
@@ -222,13 +229,14 @@ def write_files(layout: Layout, options: ClusterOptions, ports: Sequence[int]) -
     )
 
 
-def install_hook(source: Path, target: Path, state_dir: Path) -> None:
-    """Copy a hook and set the folder that it writes to."""
+def install_hook(source: Path, target: Path, *, state_dir: Path, log_file: Path) -> None:
+    """Copy a hook and set the folder it writes to and the log for its faults, which must exist to be used."""
     text = source.read_text()
-    changed, count = re.subn(r"(?m)^state_dir=/.*$", f"state_dir={state_dir}", text)
-    if count != 1:
-        raise ClusterError(f"{source}: expected one line 'state_dir=/...', found {count}")
-    target.write_text(changed)
+    for name, value in {"state_dir": state_dir, "log_file": log_file}.items():
+        text, count = re.subn(rf"(?m)^{name}=/.*$", lambda _: f"{name}={shlex.quote(str(value))}", text)  # noqa: B023
+        if count != 1:
+            raise ClusterError(f"{source}: expected one line '{name}=/...', found {count}")
+    target.write_text(text)
     target.chmod(0o755)
 
 
@@ -267,7 +275,7 @@ def _write_hooks(layout: Layout, options: ClusterOptions) -> list[str]:
             path = given
             if path is None:
                 path = layout.hooks / source.name
-                install_hook(source, path, layout.state_dir)
+                install_hook(source, path, state_dir=layout.state_dir, log_file=layout.hook_log)
             lines.append(f"{key}={path}")
     if options.job_env:
         # Jobs do not inherit slurmd's environment; the lines that TaskProlog prints do reach them.
