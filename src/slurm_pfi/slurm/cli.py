@@ -1,0 +1,226 @@
+"""Slurm by its own commands, squeue and scontrol: works with every version, and is the default.
+
+Users choose texts such as the job's name, comment and, without an accounting database, account. Names and comments
+are never asked for beside other fields, and every field ends with a word that nobody can know beforehand: so no text
+can pose as a field or a job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+from ..config import SlurmSection
+from .backend import AdminComment, JobGone, JobInfo, Unavailable, Updated
+from .text import SlurmTextError, expand_nodes, parse_count, parse_job_id, parse_limit_s, parse_unix_s
+
+_FIELDS: Final = (
+    "JobID",
+    "ArrayJobID",
+    "ArrayTaskID",
+    "HetJobID",
+    "HetJobOffset",
+    "RestartCnt",
+    "UserID",
+    "UserName",
+    "Account",
+    "Partition",
+    "QOS",
+    "State",
+    "NodeList",
+    "StartTime",
+    "EndTime",
+    "TimeLimit",
+)
+_COMMENT_FIELDS: Final = ("JobID", "admin_comment")
+_NO_SUCH_JOB: Final = "Invalid job id specified"
+_FINISHED: Final = "Job has already finished"
+_AT_ONCE: Final = 8  # processes; slurmctld is shared with everybody
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    exit_code: int
+    out: bytes
+    error: str
+
+
+class SlurmCommands:
+    """The backend that runs ``squeue`` and ``scontrol``; see ``SlurmBackend`` for what it answers.
+
+    ``timeout_s`` bounds each command; squeue by itself waits a minute for a missing configuration file.
+    """
+
+    def __init__(self, section: SlurmSection, *, timeout_s: float) -> None:
+        self._bin_dir = section.bin_dir
+        self._timeout_s = timeout_s
+        # A bare environment: SQUEUE_* and SLURM_* of whoever started us would change what the commands say.
+        self._environment = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "LC_ALL": "C",
+            "SLURM_CONF": section.conf,
+            "SLURM_TIME_FORMAT": "%s",
+        }
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def job(self, job_id: int) -> JobInfo | JobGone | Unavailable:
+        """See SlurmBackend."""
+        rows = await self._squeue(_FIELDS, job_id)
+        if not isinstance(rows, list):
+            return rows
+        jobs = read_jobs(rows)
+        if isinstance(jobs, Unavailable):
+            return jobs
+        return next((job for job in jobs if job.job_id == job_id), _absent(job_id))
+
+    async def jobs(self) -> tuple[JobInfo, ...] | Unavailable:
+        """See SlurmBackend."""
+        rows = await self._squeue(_FIELDS, None)
+        if isinstance(rows, JobGone):
+            return Unavailable(f"squeue: {rows.why}, though no job was named")
+        return rows if isinstance(rows, Unavailable) else read_jobs(rows)
+
+    async def admin_comment(self, job_id: int) -> AdminComment | JobGone | Unavailable:
+        """See SlurmBackend."""
+        rows = await self._squeue(_COMMENT_FIELDS, job_id)
+        if not isinstance(rows, list):
+            return rows
+        for row in rows:
+            if row["JobID"] == str(job_id).encode():
+                return AdminComment(row["admin_comment"].decode("utf-8", "surrogateescape"))
+        return _absent(job_id)
+
+    async def set_admin_comment(self, job_spec: str, text: str) -> Updated | JobGone | Unavailable:
+        """See SlurmBackend."""
+        value = b"admincomment=" + text.encode("utf-8", "surrogateescape")
+        if b"\0" in value:
+            return Unavailable("an AdminComment cannot hold a zero byte")
+        ran = await self._run("scontrol", "update", f"jobid={job_spec}", value)
+        if isinstance(ran, Unavailable):
+            return ran
+        if ran.exit_code == 0 and "error" not in ran.error:
+            return Updated()
+        if _NO_SUCH_JOB in ran.error or _FINISHED in ran.error:
+            return JobGone(ran.error)
+        return Unavailable(f"scontrol update of job {job_spec} exited {ran.exit_code}: {ran.error}")
+
+    async def _squeue(
+        self, fields: tuple[str, ...], job_id: int | None
+    ) -> list[dict[str, bytes]] | JobGone | Unavailable:
+        end = f"<{secrets.token_hex(8)}>"
+        layout = ",".join(f"{field}:{end}" for field in fields)
+        one = () if job_id is None else ("--jobs", str(job_id))
+        ran = await self._run(
+            "squeue", "--noheader", "--local", "--all", "--states=all", *one, "--Format", layout
+        )
+        if isinstance(ran, Unavailable):
+            return ran
+        if ran.exit_code != 0:
+            if job_id is not None and _NO_SUCH_JOB in ran.error:
+                return JobGone(f"job {job_id}: {_NO_SUCH_JOB}")
+            return Unavailable(f"squeue exited {ran.exit_code}: {ran.error or 'it said nothing'}")
+        try:
+            rows = split_rows(ran.out, fields, end.encode())
+        except SlurmTextError as error:
+            return Unavailable(f"squeue's answer is not understood: {error} {ran.error}".rstrip())
+        if not rows and ran.error:
+            return Unavailable(f"squeue named no job, and said: {ran.error}")
+        return rows
+
+    async def _run(self, command: str, *arguments: str | bytes) -> _Ran | Unavailable:
+        path = f"{self._bin_dir}/{command}" if self._bin_dir else command
+        async with self._slots:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    path,
+                    *arguments,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    env=self._environment,
+                )
+            except OSError as error:
+                return Unavailable(f"{path} cannot be run: {error.strerror}; set slurm.bin_dir")
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    out, said = await process.communicate()
+            except TimeoutError:
+                return Unavailable(f"{command} gave no answer within {self._timeout_s:g} s; is slurmctld up?")
+            finally:
+                if (
+                    process.returncode is None
+                ):  # too late, or the caller has been cancelled: leave nothing behind
+                    with contextlib.suppress(ProcessLookupError):
+                        process.kill()
+                    await process.wait()
+        assert process.returncode is not None
+        return _Ran(process.returncode, out, " ".join(said.decode("utf-8", "replace").split())[:500])
+
+
+def _absent(job_id: int) -> Unavailable:
+    # slurmctld says so in words when it does not know a job; silence is something else.
+    return Unavailable(f"squeue answered without job {job_id}")
+
+
+def split_rows(out: bytes, fields: tuple[str, ...], end: bytes) -> list[dict[str, bytes]]:
+    """Cut squeue's output, in which ``end`` follows every field and a newline every job.
+
+    Whatever a field holds, newlines too, stays inside it. Raises SlurmTextError when fields are missing.
+    """
+    *cells, rest = out.split(end)
+    if rest.strip(b"\n") or len(cells) % len(fields):
+        raise SlurmTextError(f"{len(cells)} fields and {rest[:64]!r} instead of {len(fields)} for each job")
+    rows = []
+    for start in range(0, len(cells), len(fields)):
+        row = cells[start : start + len(fields)]
+        row[0] = row[0].removeprefix(b"\n")
+        rows.append(dict(zip(fields, row, strict=True)))
+    return rows
+
+
+def read_jobs(rows: list[dict[str, bytes]]) -> tuple[JobInfo, ...] | Unavailable:
+    """All rows as jobs; one that cannot be read makes the answer unknown, for a job left out is a job lost."""
+    jobs = []
+    for row in rows:
+        try:
+            jobs.append(
+                _read_job({name: cell.decode("utf-8", "backslashreplace") for name, cell in row.items()})
+            )
+        except SlurmTextError as error:
+            return Unavailable(f"squeue's line on job {row['JobID'][:20]!r} is not understood: {error}")
+    return tuple(jobs)
+
+
+def _read_job(cell: dict[str, str]) -> JobInfo:
+    state = cell["State"]
+    if not (state.isascii() and state.replace("_", "").isalpha() and state.isupper()):
+        raise SlurmTextError(f"{state[:64]!r} is not a job state")
+    task = cell["ArrayTaskID"]
+    het = cell["HetJobID"]
+    return JobInfo(
+        job_id=parse_job_id(cell["JobID"]),
+        array_job_id=None if task == "N/A" else parse_job_id(cell["ArrayJobID"]),
+        # Waiting tasks come as one group such as 5-9%1, which is no task.
+        array_task_id=parse_count(task) if task.isdigit() else None,
+        het_job_id=None if het == "N/A" else parse_job_id(het),
+        het_offset=None if het == "N/A" else parse_count(cell["HetJobOffset"]),
+        restart=parse_count(cell["RestartCnt"]),
+        user_id=parse_count(cell["UserID"]),
+        user_name=cell["UserName"],
+        account=_named(cell["Account"]),
+        partition=_named(cell["Partition"]),
+        qos=_named(cell["QOS"]),
+        state=state,
+        nodes=expand_nodes(cell["NodeList"]),
+        start_unix_s=parse_unix_s(cell["StartTime"]),
+        end_unix_s=parse_unix_s(cell["EndTime"]),
+        limit_s=parse_limit_s(cell["TimeLimit"]),
+    )
+
+
+def _named(text: str) -> str:
+    return "" if text in {"(null)", "N/A"} else text
