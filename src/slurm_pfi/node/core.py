@@ -24,6 +24,7 @@ from .messages import (
     ListDevices,
     PlanRead,
     PlanReceived,
+    Reconfigured,
     ReleaseAsked,
     ResumeAsked,
     Sample,
@@ -111,6 +112,8 @@ def _take_in(turn: Turn, event: Event) -> None:  # noqa: PLR0912 - one case for 
                 turn.change(released=False)
                 turn.audit("resumed", reason="asked for by the admin")
                 turn.report_soon()
+        case Reconfigured():
+            turn.change(settings=event.settings)
         case StopAsked():
             if turn.state.stopping_ns is None:
                 turn.change(stopping_ns=turn.now_ns)

@@ -14,10 +14,10 @@ from ..flex import FlexError, parse_flex
 
 MAX_BYTES: Final = 1024
 MAX_POSITION: Final = 1023
-_NAME: Final = re.compile(r"([1-9][0-9]{0,9})\.(0|[1-9][0-9]{0,5})", re.ASCII)
+_NAME: Final = re.compile(r"([1-9][0-9]{0,9})\.(0|[1-9][0-9]{0,9})", re.ASCII)
 _FILE: Final = re.compile(
-    r"pfi-job 1\njob_id ([1-9][0-9]{0,9})\nrestart (0|[1-9][0-9]{0,5})\nuid (0|[1-9][0-9]{0,9})\n"
-    r"gpus (-|[0-9,-]{1,400})\nflex ([a-z0-9%-]{1,16})\n",
+    r"pfi-job 1\njob_id ([1-9][0-9]{0,9})\nrestart (0|[1-9][0-9]{0,9})\nuid (0|[1-9][0-9]{0,9})\n"
+    r"gpus (-|[0-9,-]{1,512})\nflex ([a-z0-9%-]{1,16})\n",
     re.ASCII,
 )
 

@@ -79,7 +79,7 @@ def wanted(state: State, gpu: Gpu, step: PlanStep, reason: str) -> Wanted | None
     return _within(gpu, step.park_cap_mw, f"park: {reason}", None)
 
 
-def decide(gpu: Gpu, want: Wanted, now_ns: int) -> Decision:  # noqa: PLR0911 - one case a line
+def decide(gpu: Gpu, want: Wanted, now_ns: int) -> Decision:
     """What to do now so that this GPU comes to the wanted limit; None when nothing, or not yet."""
     if gpu.blocked or gpu.setting or gpu.prior_mw is None or gpu.requested_mw is None:
         return None

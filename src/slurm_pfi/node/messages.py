@@ -10,6 +10,7 @@ from ..gpu.journal import JournalEntry
 from ..model import GpuId, Plan, Report, Run
 from .jobfile import JobFile
 from .plan import HeldPlan
+from .state import Settings
 
 # ------------------------------------------------------------------------------------------------------ events
 
@@ -116,6 +117,13 @@ class ResumeAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reconfigured:
+    """The admin changed the config."""
+
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopAsked:
     """SIGTERM."""
 
@@ -134,6 +142,7 @@ Event: TypeAlias = (
     | Connected
     | ReleaseAsked
     | ResumeAsked
+    | Reconfigured
     | StopAsked
 )
 

@@ -24,10 +24,10 @@ class Turn:
         self.now_ns = now_ns
         self.actions: list[Action] = []
 
-    def change(self, **fields: Any) -> None:  # noqa: ANN401 - the fields of State
+    def change(self, **fields: Any) -> None:
         self.state = replace(self.state, **fields)
 
-    def change_gpu(self, uuid: GpuId, **fields: Any) -> Gpu:  # noqa: ANN401 - the fields of Gpu
+    def change_gpu(self, uuid: GpuId, **fields: Any) -> Gpu:
         gpu = replace(self.state.gpus[uuid], **fields)
         self.put_gpu(gpu)
         return gpu

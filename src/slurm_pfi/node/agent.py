@@ -1,0 +1,270 @@
+"""The running agent: job files, progress, bus, control socket and signals around one Runtime."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from ..bus.control import NO, UNREACHABLE, WRONG_USE, ControlServer, Reply, Request, refusal
+from ..bus.local import LocalClient
+from ..bus.unix import Peer, SocketError
+from ..config import Config, ConfigError, load_config
+from .hardware import Hardware
+from .jobfile import read_job_folder
+from .log import Log
+from .messages import (
+    Connected,
+    FaultChanged,
+    JobFilesRead,
+    PlanRead,
+    PlanReceived,
+    Reconfigured,
+    ReleaseAsked,
+    ResumeAsked,
+    StopAsked,
+)
+from .notify import notify, watchdog_period_s
+from .paths import BUS_SOCKET, NodePaths
+from .plan import HeldPlan
+from .progress import JobFinder, ProgressSocket
+from .report import build_report, gpu_fault
+from .restorer import leave
+from .runtime import Runtime, wait_until
+from .setup import commanders, settings_of
+from .state import State
+from .watch import FolderWatch
+
+_RELEASE_S: Final = 20.0
+
+
+class Agent:
+    """Everything of one node but its GPUs, which ``hardware`` stands for. The caller holds the node's lock."""
+
+    def __init__(
+        self, config: Config, config_file: Path, node: str, paths: NodePaths, hardware: Hardware, log: Log
+    ) -> None:
+        """Raises IdentityError when boot id or driver start cannot be read."""
+        self._config = config
+        self._config_file = config_file
+        self._node = node
+        self._paths = paths
+        self._log = log
+        self._trusted = frozenset({0, os.geteuid()})
+        self._ignored: dict[str, str] = {}
+        self._watch: FolderWatch | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.runtime = Runtime(
+            settings_of(config, node, hardware.identity().boot_id),
+            paths=paths,
+            hardware=hardware,
+            log=log,
+            leave_restorer=self._leave_restorer,
+        )
+        self._client = LocalClient(
+            Path(config.controller.run_dir) / BUS_SOCKET,
+            trusted_uids=commanders(config),
+            on_plan=lambda plan: self.runtime.feed(PlanReceived(plan=plan)),
+            on_state=self._bus_changed,
+            back_off_cap_s=min(2.0, config.times.report_s),
+        )
+        self.runtime.client = self._client
+        self._control = ControlServer(
+            paths.control, handler=self._answer, on_fault=lambda text: log.warning("control", fault=text)
+        )
+        self._progress = ProgressSocket(
+            paths.progress,
+            JobFinder(self._trusted),
+            self.runtime.progress,
+            on_first_drop=lambda why, uid: log.warning("progress dropped", why=why, uid=uid),
+        )
+
+    async def run(self) -> None:
+        """Serve until SIGTERM has been dealt with. Whatever is missing at start is said, and tried again."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.runtime.feed, StopAsked())
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        self.runtime.feed(_read_plan(self._paths.plan))
+        self._watch_jobs()
+        self._read_jobs()
+        await self._open_sockets()
+        self._tasks = [asyncio.create_task(self._client.run()), asyncio.create_task(self._rescan())]
+        period_s = watchdog_period_s()
+        if period_s is not None:
+            self._tasks.append(asyncio.create_task(_pet_watchdog(period_s)))
+        notify("READY=1\nSTATUS=running")
+        self._log.info("ready", node=self._node, pid=os.getpid())
+        try:
+            await self.runtime.ended.wait()
+        finally:
+            notify("STOPPING=1")
+            await self._close()
+
+    async def _open_sockets(self) -> None:
+        try:
+            await self._control.start()
+            self.runtime.feed(FaultChanged(what="control", text=""))
+        except SocketError as error:
+            self.runtime.feed(
+                FaultChanged(what="control", text=f"slurm-pfi node release will not work: {error}")
+            )
+        try:
+            self._progress.open()
+        except SocketError as error:
+            self.runtime.feed(FaultChanged(what="progress", text=f"jobs cannot report progress: {error}"))
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._watch is not None:
+            asyncio.get_running_loop().remove_reader(self._watch.descriptor)
+            self._watch.close()
+        self._progress.close()
+        await self._control.close()
+        await self.runtime.close()
+
+    # ------------------------------------------------------------------------------------------- job files
+
+    def _watch_jobs(self) -> None:
+        try:
+            self._watch = FolderWatch()
+            self._watch.watch(self._paths.jobs)
+        except OSError as error:
+            self._log.warning("jobs are seen late", why=error, rescan_s=self._config.times.rescan_s)
+            if self._watch is None:
+                return
+        asyncio.get_running_loop().add_reader(self._watch.descriptor, self._jobs_changed)
+
+    def _jobs_changed(self) -> None:
+        assert self._watch is not None
+        self._watch.drain()
+        self._read_jobs()
+
+    async def _rescan(self) -> None:
+        """inotify may lose events, and the folder may be replaced: look at all of it now and then."""
+        while True:
+            await asyncio.sleep(self._config.times.rescan_s)
+            if self._watch is not None:
+                with contextlib.suppress(OSError):
+                    self._watch.watch(self._paths.jobs)
+            self._read_jobs()
+
+    def _read_jobs(self) -> None:
+        try:
+            files, ignored = read_job_folder(self._paths.jobs, trusted_uids=self._trusted)
+        except OSError as error:
+            # Unknown is not the same as no jobs: what was known stays.
+            text = f"job files cannot be read: {error}"
+            self.runtime.feed(FaultChanged(what="jobs", text=text))
+            return
+        for name, why in ignored.items():
+            if self._ignored.get(name) != why:
+                self._log.warning("job file ignored", name=name, why=why)
+        self._ignored = ignored
+        self.runtime.progress.keep_only({file.job_id for file in files})
+        self.runtime.feed(FaultChanged(what="jobs", text=""))
+        self.runtime.feed(JobFilesRead(files=files))
+
+    # ------------------------------------------------------------------------------------- bus and control
+
+    def _bus_changed(self, up: bool, why: str) -> None:  # noqa: FBT001 - LocalClient's callback
+        self._log.info("controller reached" if up else "controller not reached", why=why)
+        self.runtime.feed(Connected(up=up))
+
+    async def _answer(self, request: Request, peer: Peer) -> Reply:
+        if request.command == "status":
+            return Reply(ok=True, data=self._status())
+        if request.command not in ("release", "resume"):
+            return refusal(f"unknown command {request.command[:40]!r}", exit_code=WRONG_USE)
+        if peer.uid not in self._trusted:
+            return refusal(f"uid {peer.uid} may not {request.command} this node; ask its admin", exit_code=NO)
+        if request.command == "resume":
+            self.runtime.feed(ResumeAsked())
+            return Reply(ok=True, message=f"{self._node} takes plans again")
+        return await self._release()
+
+    async def _release(self) -> Reply:
+        if self.runtime.state.stopping_ns is not None:
+            return refusal(f"the agent of {self._node} is stopping; ask again", exit_code=UNREACHABLE)
+        self.runtime.feed(ReleaseAsked())
+        done = await wait_until(self.runtime, _all_rest, _RELEASE_S)
+        state = self.runtime.state
+        if not done:
+            left = [
+                f"{gpu.uuid} ({gpu.set_fault or gpu.blocked or gpu.read_fault or 'waiting'})"
+                for gpu in state.gpus.values()
+                if gpu.current_mw is not None or gpu.pending is not None
+            ]
+            return refusal(f"not restored yet, still being tried: {', '.join(left)}", exit_code=NO)
+        message = f"{self._node} released: every GPU is at its prior limit; 'slurm-pfi node resume' ends it"
+        return Reply(ok=True, message=message)
+
+    def _status(self) -> dict[str, Any]:
+        state = self.runtime.state
+        data: dict[str, Any] = msgspec.to_builtins(build_report(state, time.monotonic_ns()))
+        data["connected"] = state.connected
+        data["mode"] = state.held.plan.mode if state.held else None
+        data["progress_dropped"] = dict(self._progress.dropped)
+        data["job_files_ignored"] = self._ignored
+        for gpu in data["gpus"]:
+            known = state.gpus[gpu["uuid"]]
+            gpu["current_mw"] = known.current_mw
+            gpu["fault"] = gpu_fault(state, known)
+        return data
+
+    # --------------------------------------------------------------------------------------------- the rest
+
+    def _leave_restorer(self, at_ns: int) -> None:
+        try:
+            leave(self._config_file, self._node, self._paths, at_ns)
+        except OSError as error:
+            self._log.error("no restorer could be left; limits stay until an agent is back", why=error)
+
+    def _reload(self) -> None:
+        """SIGHUP: the times of a new config; a bad one changes nothing and is said."""
+        self.runtime.reopen_audit()
+        try:
+            config = load_config(self._config_file)
+        except ConfigError as error:
+            self.runtime.feed(FaultChanged(what="config", text=f"the old settings stay in force: {error}"))
+            return
+        old = self.runtime.state.settings
+        new = settings_of(config, self._node, old.boot_id, old.agent_id)
+        self.runtime.feed(FaultChanged(what="config", text=""))
+        if config.cluster != self._config.cluster or config.node != self._config.node:
+            self._log.warning("cluster and [node] change at the next start only")
+            new = settings_of(
+                msgspec.structs.replace(config, cluster=self._config.cluster, node=self._config.node),
+                self._node,
+                old.boot_id,
+                old.agent_id,
+            )
+        self.runtime.feed(Reconfigured(settings=new))
+        self._log.info("settings reloaded", config=self._config_file)
+
+
+def _all_rest(state: State) -> bool:
+    return all(gpu.current_mw is None and gpu.pending is None for gpu in state.gpus.values())
+
+
+def _read_plan(path: Path) -> PlanRead:
+    try:
+        return PlanRead(held=msgspec.json.decode(path.read_bytes(), type=HeldPlan))
+    except FileNotFoundError:
+        return PlanRead(held=None)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return PlanRead(held=None, fault=f"{path} is of no use: {error}; limits stay until a plan comes")
+
+
+async def _pet_watchdog(period_s: float) -> None:
+    while True:
+        notify("WATCHDOG=1")
+        await asyncio.sleep(period_s)

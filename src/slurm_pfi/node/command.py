@@ -1,0 +1,225 @@
+"""``slurm-pfi node``: the agent of one node, and its admin's words to it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from ..bus.control import NO, UNREACHABLE, WRONG_USE, Reply, ask
+from ..bus.unix import SocketError, UnreachableError
+from ..config import Config, ConfigError, config_path, load_config
+from ..gpu.device import DeviceError
+from ..gpu.identity import IdentityError
+from ..gpu.journal import JournalError
+from ..store.audit import AuditLog
+from ..units import format_power
+from .agent import Agent
+from .lock import Lock, LockedError
+from .log import Log
+from .paths import NodePaths, node_name, node_paths
+from .restore import Restored, restore_all
+from .restorer import dismiss
+from .setup import close_hardware, make_hardware
+
+DONE: Final = 0
+
+
+class _StopError(Exception):
+    """Ends the command with one line and this exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def main(argv: list[str]) -> int:
+    """Exit codes: 0 done, 1 the answer is no, 2 wrong use, 3 the agent or the GPUs cannot be reached."""
+    given = _parser().parse_args(argv)
+    try:
+        config_file = config_path(given.config).absolute()
+        config = load_config(config_file)
+        node = node_name(given.node_name)
+        paths = node_paths(config, node)
+        match given.command:
+            case "release":
+                return _release(config, node, paths)
+            case "resume":
+                return _resume(node, paths)
+            case "status":
+                return _status(node, paths, as_json=given.json)
+            case _:
+                return _run(config, config_file, node, paths)
+    except (ConfigError, ValueError) as error:
+        return _say(str(error), WRONG_USE)
+    except _StopError as stop:
+        return _say(str(stop), stop.exit_code)
+
+
+def _parser() -> _WithDefault:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--config", metavar="FILE", help="the site's config; default $SLURM_PFI_CONF or /etc")
+    common.add_argument("--node-name", metavar="NAME", help="default $SLURMD_NODENAME, else the host name")
+    parser = argparse.ArgumentParser(prog="slurm-pfi node", description=__doc__)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands.add_parser("run", parents=[common], help="run the agent in the foreground (the default)")
+    commands.add_parser("release", parents=[common], help="restore every GPU of this node now, and stay so")
+    commands.add_parser("resume", parents=[common], help="take plans again after a release")
+    status = commands.add_parser("status", parents=[common], help="what the agent of this node knows")
+    status.add_argument("--json", action="store_true", help="as one JSON document")
+    return _WithDefault(parser)
+
+
+class _WithDefault:
+    """``slurm-pfi node --config F`` means ``slurm-pfi node run --config F``."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self._parser = parser
+
+    def parse_args(self, argv: list[str]) -> argparse.Namespace:
+        if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
+            argv = ["run", *argv]
+        return self._parser.parse_args(argv)
+
+
+# -------------------------------------------------------------------------------------------------------- run
+
+
+def _run(config: Config, config_file: Path, node: str, paths: NodePaths) -> int:
+    log = Log(prefixed="JOURNAL_STREAM" in os.environ)
+    # Root is not asked for: whoever owns the state folder may run a simulated node, and on real GPUs the driver
+    # itself refuses a set without privilege, which is then reported as a fault.
+    try:
+        paths.prepare()
+        dismissed = dismiss(node, paths)
+        lock = Lock(paths.lock)
+    except (SocketError, OSError) as error:
+        raise _StopError(f"the agent of {node} cannot start: {error}", WRONG_USE) from error
+    except LockedError as error:
+        raise _StopError(f"the agent of {node} runs already: {error}", NO) from error
+    if dismissed is not None:
+        log.info("restorer dismissed", pid=dismissed)
+    try:
+        asyncio.run(_serve(config, config_file, node, paths, log))
+    except IdentityError as error:
+        raise _StopError(f"the agent of {node} cannot start: {error}", UNREACHABLE) from error
+    finally:
+        lock.release()
+    return DONE
+
+
+async def _serve(config: Config, config_file: Path, node: str, paths: NodePaths, log: Log) -> None:
+    hardware = make_hardware(config, node, paths)
+    try:
+        await Agent(config, config_file, node, paths, hardware, log).run()
+    finally:
+        await close_hardware(hardware)
+
+
+# -------------------------------------------------------------------------------------------- release, resume
+
+
+def _release(config: Config, node: str, paths: NodePaths) -> int:
+    try:
+        reply = ask(paths.control, "release")
+    except UnreachableError as error:
+        return _release_without_agent(config, node, paths, error)
+    return _say(reply.message, reply.exit_code)
+
+
+def _release_without_agent(config: Config, node: str, paths: NodePaths, why: UnreachableError) -> int:
+    """No agent answers: if none lives, the journal is enough to restore by."""
+    if not paths.folder.is_dir():
+        raise _StopError(f"{paths.folder} is not there: no agent has run as {node}", UNREACHABLE)
+    try:
+        dismiss(node, paths)
+        lock = Lock(paths.lock)
+    except LockedError as error:
+        raise _StopError(
+            f"the agent of {node} lives but does not answer ({error}): {why}", UNREACHABLE
+        ) from why
+    except OSError as error:
+        raise _StopError(f"{paths.folder}: {error.strerror}; this is for root", UNREACHABLE) from error
+    try:
+        # The plan must not come back with the next agent.
+        paths.plan.unlink(missing_ok=True)
+        restored = asyncio.run(_restore(config, node, paths))
+    except (DeviceError, JournalError, IdentityError, OSError) as error:
+        raise _StopError(f"{node} cannot be restored: {error}", UNREACHABLE) from error
+    finally:
+        lock.release()
+    return _say_restored(node, restored)
+
+
+async def _restore(config: Config, node: str, paths: NodePaths) -> Restored:
+    hardware = make_hardware(config, node, paths)
+    audit = AuditLog(paths.audit, f"node:{node}")
+    try:
+        audit.write("released", {"reason": "asked for by the admin, no agent"})
+        return await restore_all(hardware, audit, "released by the admin")
+    finally:
+        audit.close()
+        await close_hardware(hardware)
+
+
+def _say_restored(node: str, restored: Restored) -> int:
+    text = f"{node} released without an agent: {len(restored.done)} GPUs at their prior limit"
+    if restored.conflicts:
+        text += f"; left alone, as somebody else had set another limit: {', '.join(restored.conflicts)}"
+    if restored.failed:
+        text += f"; NOT restored: {'; '.join(f'{uuid}: {why}' for uuid, why in restored.failed.items())}"
+    return _say(text, NO if restored.failed else DONE)
+
+
+def _resume(node: str, paths: NodePaths) -> int:
+    reply = _ask(node, paths, "resume")
+    return _say(reply.message, reply.exit_code)
+
+
+# ----------------------------------------------------------------------------------------------------- status
+
+
+def _status(node: str, paths: NodePaths, *, as_json: bool) -> int:
+    reply = _ask(node, paths, "status")
+    if not reply.ok:
+        return _say(reply.message, reply.exit_code)
+    if as_json:
+        print(json.dumps(reply.data, indent=2, sort_keys=True))  # noqa: T201 - what the command is for
+    else:
+        print("\n".join(_status_lines(node, reply.data)))  # noqa: T201
+    return DONE
+
+
+def _ask(node: str, paths: NodePaths, command: str) -> Reply:
+    try:
+        return ask(paths.control, command)
+    except UnreachableError as error:
+        raise _StopError(f"the agent of {node} cannot be reached: {error}", UNREACHABLE) from error
+
+
+def _status_lines(node: str, data: dict[str, Any]) -> list[str]:
+    held = data["held"]
+    plan = f"plan {held['epoch']}/{held['seq']}, {data['mode']}" if held else "no plan"
+    state = "released" if data["released"] else plan
+    controller = "reached" if data["connected"] else "not reached"
+    lines = [f"{node}: {state}; controller {controller}; {len(data['runs'])} runs"]
+    for gpu in data["gpus"]:
+        place = "-" if gpu["position"] is None else str(gpu["position"])
+        runs = ",".join(f"{run['job_id']}.{run['restart']}" for run in gpu["runs"]) or "-"
+        lines.append(
+            f"  {place:>2}  {gpu['uuid']}  limit {format_power(gpu['enforced_mw']):>6}"
+            f"  prior {format_power(gpu['prior_mw']):>6}  draw {format_power(gpu['draw_mw']):>6}  runs {runs}"
+            + (f"  {gpu['fault']}" if gpu["fault"] else "")
+        )
+    return lines + [f"  fault: {fault}" for fault in data["faults"]]
+
+
+def _say(message: str, exit_code: int) -> int:
+    """One line: what was done on stdout, what was not on stderr."""
+    stream = sys.stdout if exit_code == DONE else sys.stderr
+    print(f"slurm-pfi: {message}", file=stream)
+    return exit_code

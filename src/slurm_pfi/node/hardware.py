@@ -1,0 +1,102 @@
+"""The node's GPUs as the core wants to hear of them: list, journal entries and gres positions in one event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..gpu.device import DeviceError, DeviceFailure, DeviceInfo, GpuDevices
+from ..gpu.identity import HostIdentity
+from ..gpu.journal import Journal, JournalEntry, JournalError, Missing, Stale, Unreadable
+from ..gpu.mapping import Unresolved, resolve
+from ..model import GpuId
+from .messages import DevicesListed, DevicesUnavailable, Sampled, SetDone, SetFailed
+
+IN_DOUBT = frozenset({"DeadlineError", "LibraryGoneError", "UnknownDeviceError"})
+LASTING = frozenset({"PermissionDeniedError", "UnsupportedError"})
+
+
+@dataclass
+class Hardware:
+    """GPUs and the record of their limits. ``identity`` and ``gres_files`` are read anew at each listing.
+
+    ``gres_files`` gives the device file of each position in gres.conf, or a text that says why it cannot.
+    """
+
+    devices: GpuDevices
+    journal_folder: Path
+    identity: Callable[[], HostIdentity]
+    gres_files: Callable[[], dict[int, str] | str]
+    journal: Journal | None = None
+
+    async def look(self) -> DevicesListed | DevicesUnavailable:
+        """Enumerate. Never raises for what a device, a driver or a file may do."""
+        try:
+            infos, failures = await self.devices.list_devices()
+        except DeviceError as error:
+            return DevicesUnavailable(error=f"GPUs cannot be listed: {error}")
+        identity = self.identity()
+        entries = self._entries(infos, identity)
+        positions, map_fault = self._positions(infos)
+        return DevicesListed(
+            devices=infos,
+            failures=failures,
+            journal=entries,
+            positions=positions,
+            driver_start=identity.driver_start,
+            map_fault=map_fault,
+        )
+
+    def write(self, entry: JournalEntry) -> None:
+        """Make an entry durable. Raises JournalError."""
+        if self.journal is None:
+            raise JournalError("the journal has not been opened")
+        self.journal.write(entry)
+
+    async def sample(self, uuids: tuple[GpuId, ...], *, quick: bool) -> Sampled:
+        """Read limits and draw; a library that is gone is a failure of each."""
+        try:
+            return Sampled(samples=await self.devices.sample(uuids), quick=quick)
+        except DeviceError as error:
+            kind, message = type(error).__name__, str(error)
+            failures = tuple(DeviceFailure(uuid=uuid, kind=kind, message=message) for uuid in uuids)
+            return Sampled(samples=failures, quick=quick)
+
+    async def set_limit(self, uuid: GpuId, cap_mw: int) -> SetDone | SetFailed:
+        """Ask for a limit and read it back."""
+        try:
+            return SetDone(uuid=uuid, limits=await self.devices.set_limit(uuid, cap_mw))
+        except DeviceError as error:
+            kind = type(error).__name__
+            return SetFailed(
+                uuid=uuid, error=f"{kind}: {error}", in_doubt=kind in IN_DOUBT, lasting=kind in LASTING
+            )
+
+    def _entries(
+        self, infos: tuple[DeviceInfo, ...], identity: HostIdentity
+    ) -> dict[GpuId, JournalEntry | str | None]:
+        try:
+            self.journal = Journal(self.journal_folder, identity.boot_id, identity.driver_start)
+            return {info.uuid: _entry(self.journal, info.uuid) for info in infos}
+        except JournalError as error:
+            return {info.uuid: str(error) for info in infos}
+
+    def _positions(self, infos: tuple[DeviceInfo, ...]) -> tuple[dict[int, GpuId], str]:
+        files = self.gres_files()
+        if isinstance(files, str):
+            return {}, files
+        found = resolve(files, infos)
+        lost = [f"position {p}: {to.reason}" for p, to in found.items() if isinstance(to, Unresolved)]
+        positions = {p: to for p, to in found.items() if not isinstance(to, Unresolved)}
+        return positions, f"gres.conf does not lead to every GPU: {'; '.join(lost)}" if lost else ""
+
+
+def _entry(journal: Journal, uuid: GpuId) -> JournalEntry | str | None:
+    match journal.read(uuid):
+        case JournalEntry() as entry:
+            return entry
+        case Unreadable() as unreadable:
+            return unreadable.reason
+        case Missing() | Stale():
+            return None  # limits of another boot or driver start died with it

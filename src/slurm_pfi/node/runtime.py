@@ -1,0 +1,243 @@
+"""The shell around the core: one event loop that feeds it and carries out what it decides, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import msgspec
+
+from ..bus.local import LocalClient
+from ..files import write_atomically
+from ..gpu.journal import JournalError
+from ..model import GpuId, Report, RunReport
+from ..store.audit import AuditLog
+from .core import initial_state, next_deadline_ns, step
+from .hardware import Hardware
+from .jobfile import remove_job_file
+from .log import Log
+from .messages import (
+    Action,
+    Audit,
+    Event,
+    Exit,
+    FaultChanged,
+    LeaveRestorer,
+    ListDevices,
+    RemoveJobFile,
+    Sample,
+    SavePlan,
+    SendReport,
+    SetFailed,
+    SetLimit,
+    Tick,
+    WriteJournal,
+)
+from .paths import NodePaths
+from .progress import ProgressTable
+from .report import all_faults, gpu_fault
+from .state import Settings, State
+
+_LEAST_PAUSE_S: Final = 0.001
+_AFTER_ERROR_S: Final = 1.0
+
+
+class Runtime:
+    """Owns the state. ``feed`` may be called from anywhere in the loop; events are taken one at a time.
+
+    ``leave_restorer(at_ns)`` starts the process that outlives this one. ``ended`` is set when the core says so.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        paths: NodePaths,
+        hardware: Hardware,
+        log: Log,
+        leave_restorer: Callable[[int], None],
+    ) -> None:
+        self.state: State = initial_state(settings, time.monotonic_ns())
+        self.ended = asyncio.Event()
+        self.changed = asyncio.Condition()
+        self.progress = ProgressTable()
+        self.client: LocalClient | None = None
+        self._paths = paths
+        self._hardware = hardware
+        self._log = log
+        self._leave_restorer = leave_restorer
+        self._audit = AuditLog(
+            paths.audit, f"node:{settings.node}", on_fault=lambda text: log.error("audit", fault=text)
+        )
+        self._events: deque[Event] = deque()
+        self._feeding = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._not_journaled: dict[GpuId, str] = {}
+        self._said: dict[str, str] = {}
+
+    def feed(self, event: Event) -> None:
+        """Take an event in, carry out what follows, and set the clock for what comes next."""
+        self._events.append(event)
+        if self._feeding:
+            return
+        self._feeding = True
+        pause_s = _LEAST_PAUSE_S
+        try:
+            while self._events:
+                next_event = self._events.popleft()
+                try:
+                    self.state, actions = step(self.state, next_event, time.monotonic_ns())
+                    self._carry_out(actions)
+                except Exception:
+                    # A fault of ours must not end the only process that can restore limits.
+                    self._log.error(
+                        "internal error", during=type(next_event).__name__, trace=traceback.format_exc()
+                    )
+                    pause_s = _AFTER_ERROR_S
+        finally:
+            self._feeding = False
+        self._say_faults()
+        self._arm(pause_s)
+        self._start(self._tell_changed())
+
+    def reopen_audit(self) -> None:
+        """After the file was renamed by logrotate."""
+        self._audit.reopen()
+
+    async def close(self) -> None:
+        """End what is under way. Limits are left as they are."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._audit.close()
+
+    # --------------------------------------------------------------------------------------------- actions
+
+    def _carry_out(self, actions: tuple[Action, ...]) -> None:
+        self._not_journaled.clear()
+        for action in actions:
+            match action:
+                case Audit():
+                    self._audit.write(action.event, action.fields)
+                    self._log.info(action.event, **action.fields)
+                case WriteJournal():
+                    self._write_journal(action)
+                case SetLimit():
+                    self._set_limit(action)
+                case SendReport():
+                    if self.client is not None:
+                        self.client.send(self._with_progress(action.report))
+                case ListDevices():
+                    self._start(self._answer(self._hardware.look()))
+                case Sample():
+                    self._start(self._answer(self._hardware.sample(action.uuids, quick=action.quick)))
+                case _:
+                    self._carry_out_file(action)
+
+    def _carry_out_file(self, action: Action) -> None:
+        match action:
+            case SavePlan():
+                self._save_plan(action)
+            case RemoveJobFile():
+                run = action.run
+                try:
+                    remove_job_file(self._paths.jobs, run.job_id, run.restart)
+                except OSError as error:
+                    self._log.error("job file cannot be removed", run=run, fault=error)
+            case LeaveRestorer():
+                self._leave_restorer(action.at_ns)
+            case Exit():
+                self.ended.set()
+
+    def _write_journal(self, action: WriteJournal) -> None:
+        try:
+            self._hardware.write(action.entry)
+        except JournalError as error:
+            self._not_journaled[action.entry.uuid] = str(error)
+            self._events.append(FaultChanged(what="journal", text=f"journal: {error}"))
+        else:
+            if "journal" in self.state.faults:
+                self._events.append(FaultChanged(what="journal", text=""))
+
+    def _set_limit(self, action: SetLimit) -> None:
+        fault = self._not_journaled.get(action.uuid)
+        if fault is not None:
+            self._events.append(SetFailed(uuid=action.uuid, error=f"not tried: {fault}"))
+            return
+        self._start(self._answer(self._hardware.set_limit(action.uuid, action.cap_mw)))
+
+    def _save_plan(self, action: SavePlan) -> None:
+        try:
+            if action.held is None:
+                self._paths.plan.unlink(missing_ok=True)
+            else:
+                write_atomically(self._paths.plan, msgspec.json.encode(action.held), 0o600)
+        except OSError as error:
+            fault = f"{self._paths.plan} cannot be written: {error}; after a restart this plan is not known"
+            self._events.append(FaultChanged(what="plan", text=fault))
+        else:
+            if "plan" in self.state.faults:
+                self._events.append(FaultChanged(what="plan", text=""))
+
+    async def _answer(self, question: Coroutine[Any, Any, Event]) -> None:
+        self.feed(await question)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell_changed(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+    def _with_progress(self, report: Report) -> Report:
+        now_s = time.monotonic()
+
+        def fill(run: RunReport) -> RunReport:
+            progress = self.progress.progress(run.run.job_id, run.uid, now_s)
+            return run if progress is None else msgspec.structs.replace(run, progress=progress)
+
+        return msgspec.structs.replace(report, runs=tuple(map(fill, report.runs)))
+
+    # ------------------------------------------------------------------------------------------------ time
+
+    def _arm(self, pause_s: float) -> None:
+        """Wake the core when it next has something to do, and not before."""
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        # loop.time() is CLOCK_MONOTONIC, as the core's nanoseconds are.
+        due_s = next_deadline_ns(self.state, time.monotonic_ns()) / 1e9
+        self._timer = loop.call_at(max(due_s, loop.time() + pause_s), self.feed, Tick())
+
+    def _say_faults(self) -> None:
+        """Log what has become wrong or right since the last event: one line for each change."""
+        now = {text: text for text in all_faults(self.state)}
+        for uuid, gpu in self.state.gpus.items():
+            fault = gpu_fault(self.state, gpu)
+            if fault:
+                now[uuid] = fault
+        for key, text in now.items():
+            if self._said.get(key) != text:
+                self._log.warning("fault", what=text if key == text else f"{key}: {text}")
+        for key, text in self._said.items():
+            if key not in now:
+                self._log.info("fault over", what=text if key == text else f"{key}: {text}")
+        self._said = now
+
+
+async def wait_until(runtime: Runtime, reached: Callable[[State], bool], deadline_s: float) -> bool:
+    """Wait for the state to be so; False if it is not within ``deadline_s``."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(deadline_s), runtime.changed:
+            await runtime.changed.wait_for(lambda: reached(runtime.state))
+    return reached(runtime.state)
