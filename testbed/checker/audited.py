@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -38,27 +39,36 @@ class Change:
 
 
 class _Causes:
-    """Sets and declared writes, each of which can explain one change."""
+    """Sets and declared writes, each of which can explain one change. To be asked in the order of the changes."""
 
     def __init__(self, run: RunFolder, late_ns: int) -> None:
         self._late_ns = late_ns
-        self._sets: dict[Key, list[Record]] = {}
+        self._coming: dict[Key, deque[Record]] = {}
+        self._recent: dict[Key, list[Record]] = {}
         self._writes: dict[Key, list[Foreign]] = {}
         for node, records in run.node_audit.items():
             for record in records:
                 if record["event"] == "set":
-                    self._sets.setdefault((node, record["uuid"]), []).append(record)
+                    self._coming.setdefault((node, record["uuid"]), deque()).append(record)
         for write in run.foreign:
             self._writes.setdefault((write.node, write.uuid), []).append(write)
 
     def take_set(self, line: LimitLine) -> Record | None:
-        """The latest unused set of this value, at most ``late`` before the change."""
-        sets = self._sets.get((line.node, line.uuid), [])
-        while sets and sets[0]["mono_ns"] < line.mono_ns - self._late_ns:
-            sets.pop(0)
-        for at in range(len(sets) - 1, -1, -1):
-            if sets[at]["mono_ns"] <= line.mono_ns and _explains(sets[at]["cap_mw"], line):
-                return sets.pop(at)
+        """The latest unused set of this value, at most ``late`` before the change.
+
+        One of the value in force goes before one of the value requested: a second set may come before the first
+        one's effect, and then the first effect is traced beside the second request.
+        """
+        key = (line.node, line.uuid)
+        coming, recent = self._coming.get(key, deque()), self._recent.setdefault(key, [])
+        while coming and coming[0]["mono_ns"] <= line.mono_ns:
+            recent.append(coming.popleft())
+        while recent and recent[0]["mono_ns"] < line.mono_ns - self._late_ns:
+            recent.pop(0)
+        for value_mw in (line.effective_mw, line.requested_mw):
+            for at in range(len(recent) - 1, -1, -1):
+                if abs(recent[at]["cap_mw"] - value_mw) <= SAME_MW:
+                    return recent.pop(at)
         return None
 
     def take_write(self, line: LimitLine) -> Foreign | None:

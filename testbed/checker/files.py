@@ -14,6 +14,7 @@ FILES: Final = "files"
 
 Record = dict[str, Any]
 _T = TypeVar("_T")
+_DECODE: Final = json.JSONDecoder().decode
 
 # What must be there, and of which type, for a record to be judged. Other events are read past.
 _NUMBER: Final = (int, float)
@@ -160,17 +161,17 @@ def _layout(path: Path) -> tuple[dict[str, tuple[Path, Path]], Path, str]:
 def _read_lines(run: RunFolder, node: str, path: Path) -> list[Record]:
     """All JSON objects with an int ``mono_ns``; a last line without its newline is noted and left out."""
     try:
-        data = path.read_bytes()
+        data = path.read_bytes().decode(errors="replace")
     except OSError as error:
         run.fault(f"{path}: cannot be read: {error.strerror}", node)
         return []
-    whole, _, half = data.rpartition(b"\n")
+    whole, _, half = data.rpartition("\n")
     if half:
-        run.notes.append(f"{path}: a half-written last line of {len(half)} bytes was left out")
+        run.notes.append(f"{path}: a half-written last line of {len(half)} characters was left out")
     records: list[Record] = []
-    for number, line in enumerate(whole.split(b"\n") if whole else (), start=1):
+    for number, line in enumerate(whole.split("\n") if whole else (), start=1):
         try:
-            record = json.loads(line)
+            record = _DECODE(line)
         except ValueError:
             record = None
         if not isinstance(record, dict) or type(record.get("mono_ns")) is not int:
