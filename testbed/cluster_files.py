@@ -319,7 +319,7 @@ def _slurm_conf(layout: Layout, options: ClusterOptions, ports: Sequence[int]) -
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core",
         "SchedulerType=sched/backfill",
-        "SchedulerParameters=sched_interval=2,batch_sched_delay=0,sched_min_interval=0",
+        "SchedulerParameters=sched_interval=2,batch_sched_delay=0,sched_min_interval=0,bf_interval=1",
         "SlurmdParameters=config_overrides",
         "PrologFlags=Alloc",
         "GresTypes=gpu",

@@ -1,0 +1,1 @@
+"""Speed of what has a bound, on real parts. Never installed."""

@@ -1,0 +1,50 @@
+"""Fixtures that several tests share: real Slurm clusters, and the check that none of them is left damaged.
+
+A test or module says what cluster it wants by ``CLUSTER_OPTIONS`` in its module, or a test by
+``@pytest.mark.parametrize("cluster", [ClusterOptions(...)], indirect=True)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from testbed.cluster import Cluster, ClusterOptions
+
+
+def _options(request: pytest.FixtureRequest) -> ClusterOptions:
+    given = getattr(request, "param", None) or getattr(request.module, "CLUSTER_OPTIONS", ClusterOptions())
+    assert isinstance(given, ClusterOptions)
+    return given
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A cluster of this test's own."""
+    with Cluster(_options(request)) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def module_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """One cluster for all tests of a module. A test leaves no job on it."""
+    before = len(Cluster.stopped)
+    with Cluster(_options(request)) as started:
+        yield started
+    for report in Cluster.stopped[before:]:
+        assert report.clean, report
+
+
+@pytest.fixture(autouse=True)
+def _cluster_left_whole(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After a ``cluster`` test: no node out of service, and of stopped clusters no process left."""
+    if request.node.get_closest_marker("cluster") is None:
+        yield
+        return
+    before = len(Cluster.stopped)
+    yield
+    for report in Cluster.stopped[before:]:
+        assert report.clean, report
+    for running in Cluster.running:
+        assert running.drained_nodes() == {}, f"{running.folder}: nodes out of service"
