@@ -1,0 +1,117 @@
+"""The one function that user jobs call: format, and that nothing can harm the job."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slurm_pfi import progress
+from slurm_pfi.progress import report
+
+MESSAGE = re.compile(rb"pfi-progress 1 ([0-9.e+-]+) ([a-z]{1,16})")
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    path = tmp_path / "progress.sock"
+    monkeypatch.setenv("SLURM_PFI_PROGRESS", str(path))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as receiver:
+        receiver.bind(str(path))
+        yield receiver
+
+
+def test_a_counter_arrives(agent: socket.socket) -> None:
+    assert report(1234)
+    assert agent.recv(512) == b"pfi-progress 1 1234 tokens"
+    assert report(2.5, unit="steps")
+    assert agent.recv(512) == b"pfi-progress 1 2.5 steps"
+
+
+@given(
+    counter=st.floats(0, allow_infinity=False, allow_nan=False),
+    unit=st.from_regex(r"[a-z]{1,16}", fullmatch=True),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_good_value_keeps_its_meaning(agent: socket.socket, counter: float, unit: str) -> None:
+    assert report(counter, unit)
+    data = agent.recv(512)
+    match = MESSAGE.fullmatch(data)
+    assert match is not None
+    assert len(data) <= 256
+    assert float(match[1]) == counter
+    assert match[2].decode() == unit
+
+
+@pytest.mark.parametrize("counter", [-1, math.inf, math.nan, "many", None, 10**400])
+def test_a_bad_counter_is_not_sent(agent: socket.socket, counter: object) -> None:
+    assert not report(counter)  # type: ignore[arg-type]
+    with pytest.raises(BlockingIOError):
+        agent.recv(512)
+
+
+@pytest.mark.parametrize("unit", ["", "Tokens", "to kens", "x" * 17, "tokens\n", 7])
+def test_a_bad_unit_is_not_sent(agent: socket.socket, unit: object) -> None:
+    assert not report(1, unit)  # type: ignore[arg-type]
+    with pytest.raises(BlockingIOError):
+        agent.recv(512)
+
+
+def test_a_full_socket_does_not_block(agent: socket.socket) -> None:
+    start_s = time.monotonic()
+    results = [report(number) for number in range(5000)]
+    assert results[0]
+    assert not results[-1]
+    assert time.monotonic() - start_s < 5
+
+
+def test_no_agent_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_PFI_PROGRESS", str(tmp_path / "none.sock"))
+    assert not report(1)
+    monkeypatch.setenv("SLURM_PFI_PROGRESS", "x" * 200)
+    assert not report(1)
+    monkeypatch.delenv("SLURM_PFI_PROGRESS")
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    assert not report(1)
+
+
+def test_without_the_variable_the_node_s_own_socket_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses: list[str] = []
+
+    class Recorder(socket.socket):
+        def sendto(self, data: bytes, address: str) -> int:  # type: ignore[override]
+            addresses.append(address)
+            return len(data)
+
+    monkeypatch.delenv("SLURM_PFI_PROGRESS", raising=False)
+    monkeypatch.setenv("SLURMD_NODENAME", "n7")
+    monkeypatch.setattr("slurm_pfi.progress.socket.socket", Recorder)
+    assert report(1)
+    monkeypatch.setenv("SLURMD_NODENAME", "../../tmp")
+    assert not report(1)
+    assert addresses == ["/run/slurm-pfi/n7/progress.sock"]
+
+
+def test_the_file_works_alone(agent: socket.socket, tmp_path: Path) -> None:
+    source = Path(progress.__file__)
+    imported = {
+        alias.name if isinstance(node, ast.Import) else str(node.module)
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imported <= set(sys.stdlib_module_names)
+    copy = tmp_path / "alone.py"
+    copy.write_text(source.read_text() + "\nassert report(5)\n")
+    subprocess.run([sys.executable, "-I", "-S", str(copy)], check=True, timeout=30)
+    assert agent.recv(512) == b"pfi-progress 1 5 tokens"
