@@ -111,6 +111,19 @@ def test_repairs_are_counted() -> None:
     assert made.loss == pytest.approx([0, 0, 0.1, 0.1, 0.6])
 
 
+@given(st.lists(st.tuples(*[st.floats(1e-3, 1e9)] * 3), min_size=2, max_size=6))
+def test_any_finite_measurements_give_numbers_or_a_clear_error(
+    points: list[tuple[float, float, float]],
+) -> None:
+    try:
+        made, _ = curve_from_measurements(*zip(*points, strict=True))
+    except CurveError:
+        return
+    assert np.isfinite(made.loss_at(np.linspace(0, 1, 11))).all()
+    assert 0 <= made.greatest_reduction(0.5) <= 1
+    assert made.convex_minorant().reduction.size <= made.reduction.size
+
+
 def test_beyond_the_last_point_is_pessimistic() -> None:
     steep = curve((0.2, 0.01), (0.3, 0.31), (0.4, 0.35))  # steepest 3.0, last 0.4
     assert float(steep.loss_at(0.5)) == pytest.approx(0.65)

@@ -281,7 +281,8 @@ def curve_from_measurements(
     Raises CurveError too when no cap lowered the draw.
     """
     sweep = read_sweep(cap_w, power_w, throughput, uncapped_w=uncapped_w)
-    x = 1.0 - sweep.power_w[1:] / sweep.power_w[0]
+    # No meter tells draws a millionth apart, and a slope between such points would be nothing but noise.
+    x = np.round(1.0 - sweep.power_w[1:] / sweep.power_w[0], 6)
     y = 1.0 - sweep.throughput[1:] / sweep.throughput[0]
     binding = x > 0
     if not binding.any():
