@@ -234,3 +234,10 @@ def test_the_comment_of_the_very_job_is_read(tmp_path: Path) -> None:
     )
     answer = asyncio.run(commands(tmp_path, script).admin_comment(2))
     assert answer == AdminComment(" t\udcffwo\nlines ")
+
+
+def test_a_comment_that_was_never_set_is_empty(tmp_path: Path) -> None:
+    script = (
+        'for layout in "$@"; do :; done\nend=${layout#*:}; end=${end%%,*}\nprintf "2${end}(null)${end}\\n"'
+    )
+    assert asyncio.run(commands(tmp_path, script).admin_comment(2)) == AdminComment("")

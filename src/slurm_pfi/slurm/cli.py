@@ -39,6 +39,7 @@ _FIELDS: Final = (
 _COMMENT_FIELDS: Final = ("JobID", "admin_comment")
 _NO_SUCH_JOB: Final = "Invalid job id specified"
 _FINISHED: Final = "Job has already finished"
+_UNSET: Final = "(null)"  # squeue's word for a comment that was never set; nobody writes it as a comment
 _AT_ONCE: Final = 8  # processes; slurmctld is shared with everybody
 
 
@@ -91,7 +92,8 @@ class SlurmCommands:
             return rows
         for row in rows:
             if row["JobID"] == str(job_id).encode():
-                return AdminComment(row["admin_comment"].decode("utf-8", "surrogateescape"))
+                text = row["admin_comment"].decode("utf-8", "surrogateescape")
+                return AdminComment("" if text == _UNSET else text)
         return _absent(job_id)
 
     async def set_admin_comment(self, job_spec: str, text: str) -> Updated | JobGone | Unavailable:
