@@ -26,10 +26,14 @@ def test_positions(text: str | None, positions: tuple[int, ...]) -> None:
     assert parse_positions(text) == positions
 
 
-DAMAGED_POSITIONS = ", 0, ,0 0,,1 3-1 1- -1 a 0-a 0x1 0,0 0-3,2 1024 0-9999999 0-999999999999 N/A (null) NoDevFiles 0;1 1.5 \u0661"
+DAMAGED_POSITIONS = (
+    ", 0, ,0 0,,1 3-1 1- -1 a 0-a 0x1 0,0 0-3,2 1024 0-999999999999 N/A (null) NoDevFiles 0;1 1.5"
+)
 
 
-@pytest.mark.parametrize("text", [*DAMAGED_POSITIONS.split(), " 0", "0 1", "0\n"])
+@pytest.mark.parametrize(
+    "text", [*DAMAGED_POSITIONS.split(), " 0", "0 1", "0\n", "\N{ARABIC-INDIC DIGIT ONE}"]
+)
 def test_damaged_positions_are_errors(text: str) -> None:
     with pytest.raises(GresError):
         parse_positions(text)

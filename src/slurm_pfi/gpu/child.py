@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from .device import DeviceError, UnknownDeviceError
+from .device import DeviceError, LibraryGoneError, UnknownDeviceError
 from .nvml import Nvml
 from .wire import LENGTH, MAX_FRAME_BYTES, Count, Describe, Reply, Request, SetLimit, failed, pack
 
@@ -53,22 +53,31 @@ def _take_standard_streams() -> tuple[int, int]:
 def _serve(request_fd: int, reply_fd: int) -> int:
     nvml = Nvml()
     decoder = msgspec.msgpack.Decoder(Request)
+    reply = _open(nvml)
     try:
-        _write(reply_fd, pack(Reply(number=0)))
-        while (body := _read_frame(request_fd)) is not None:
-            reply = _answer(nvml, decoder.decode(body))
+        while True:
             _write(reply_fd, pack(reply))
-            if reply.failed is not None and reply.failed.kind == "LibraryGoneError":
+            if reply.failed is not None and reply.failed.kind == LibraryGoneError.__name__:
                 return 1
+            body = _read_frame(request_fd)
+            if body is None:
+                return 0
+            reply = _answer(nvml, decoder.decode(body))
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the agent has gone
-    return 0
+        return 0  # the agent has gone
+
+
+def _open(nvml: Nvml) -> Reply:
+    try:
+        nvml.open()
+    except DeviceError as error:
+        return Reply(number=0, failed=failed(error))
+    return Reply(number=0)
 
 
 def _answer(nvml: Nvml, request: Request) -> Reply:
     number, call = request.number, request.call
     try:
-        nvml.open()
         if isinstance(call, Count):
             return Reply(number=number, count=nvml.count())
         if isinstance(call, Describe):

@@ -74,12 +74,9 @@ class Nvml:
     def __init__(self) -> None:
         self._handles: dict[GpuId, _Raw] = {}
         self._max_mw: dict[GpuId, int] = {}
-        self._is_open = False
 
     def open(self) -> None:
         """Load and initialise the library, once. Whatever goes wrong here is a LibraryGoneError."""
-        if self._is_open:
-            return
         try:
             _call("nvmlInit")
         except DeviceError as error:
@@ -88,7 +85,6 @@ class Nvml:
                 "the same version",
                 code=error.code,
             ) from error
-        self._is_open = True
 
     def count(self) -> int:
         """How many devices are listed now."""

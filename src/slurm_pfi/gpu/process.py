@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from .device import DeadlineError, LibraryGoneError
-from .wire import LENGTH, MAX_FRAME_BYTES, Call, Reply, Request, pack
+from .wire import LENGTH, MAX_FRAME_BYTES, Call, Reply, Request, pack, to_error
 
 _END_S: Final = 1.0
 """How long an ended process is waited for. One that is stuck in the driver outlives even SIGKILL."""
@@ -37,7 +37,7 @@ class NvmlProcess:
 
     @classmethod
     async def start(cls, deadline_s: float, environment: Mapping[str, str] | None) -> NvmlProcess:
-        """Start it and wait until its code is loaded. Raises LibraryGoneError when that fails or takes too long."""
+        """Start it and wait until the library is ready. Raises LibraryGoneError when it fails or takes too long."""
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-I", "-m", "slurm_pfi.gpu.child", str(os.getpid())]
         end = theirs.fileno()
@@ -52,7 +52,9 @@ class NvmlProcess:
         process = cls(popen, *await asyncio.open_connection(sock=ours))
         try:
             async with asyncio.timeout(deadline_s):
-                await process._reply(0)
+                first = await process._reply(0)
+            if first.failed is not None:
+                raise to_error(first.failed)
         except TimeoutError as error:
             await process.kill()
             raise LibraryGoneError(f"the NVML process was not ready within {deadline_s:g} s") from error

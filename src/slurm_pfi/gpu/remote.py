@@ -1,8 +1,8 @@
 """The GPUs of this node through NVML in a supervised process: a library that hangs or crashes costs one device.
 
 Every call goes to one device with its own deadline. When a call hangs or brings the process down, that device is
-held back for a while and a new process serves the others. The first replacement starts at once; while nothing
-succeeds, each further one waits longer, and calls in between fail at once with what went wrong.
+held back for a while and a new process serves the others at once. While the library itself does not start, each try
+waits longer than the one before, and calls in between fail at once with what went wrong.
 """
 
 from __future__ import annotations
@@ -45,12 +45,10 @@ class _BackOff:
         self._failures += 1
         self.error = error
 
-    def check(self) -> None:
-        """Raise the last error again while it is too early for another try."""
+    def held(self) -> str:
+        """What went wrong and how long it is too early for another try; empty when one may be made."""
         left_s = self._until_s - time.monotonic()
-        if self.error is not None and left_s > 0:
-            error = self.error
-            raise type(error)(f"{error} (next try in {left_s:.1f} s)", uuid=error.uuid, code=error.code)
+        return f"{self.error} (next try in {left_s:.1f} s)" if self.error is not None and left_s > 0 else ""
 
 
 class RemoteGpuDevices:
@@ -75,7 +73,6 @@ class RemoteGpuDevices:
         self._lock = asyncio.Lock()
         self._process: NvmlProcess | None = None
         self._stuck: list[NvmlProcess] = []
-        self._may_start_at_once = True
         self._back_off = _BackOff(first_back_off_s)
         self._held_back: dict[Hashable, _BackOff] = {}
         self._uuid_at: dict[tuple[int, int], GpuId] = {}
@@ -154,47 +151,55 @@ class RemoteGpuDevices:
         """One request at a time, with all precautions. ``key`` names the device, by default its UUID."""
         key = key or uuid
         async with self._lock:
-            if key in self._held_back:
-                self._held_back[key].check()
+            self._check_held_back(key, uuid)
             if (
                 self._process is not None and self._process.has_ended
             ):  # between two requests: no device's fault
-                await self._lose(self._process, None)
+                await self._lose(self._process)
             process = self._process or await self._start()
             try:
                 reply = await process.ask(call, self._deadline_s, uuid)
             except DeviceError as error:  # it hangs or it died: this device is to blame, if one was asked
-                await self._lose(process, error)
-                if key:
-                    self._held_back.setdefault(key, _BackOff(self._first_back_off_s)).fail(error)
+                await self._lose(process)
+                blamed = (
+                    self._held_back.setdefault(key, _BackOff(self._first_back_off_s))
+                    if key
+                    else self._back_off
+                )
+                blamed.fail(error)
                 raise
             except BaseException:  # cancelled half-way: the next request would get the answer to this one
-                await self._lose(process, None)
+                await self._lose(process)
                 raise
             if reply.failed is None:
                 self._succeeded(key)
                 return reply
             answer = to_error(reply.failed)
-            if isinstance(answer, LibraryGoneError):
-                # The process ends now, and a new one would hear the same for a while.
-                self._may_start_at_once = False
-                await self._lose(process, answer)
+            if isinstance(
+                answer, LibraryGoneError
+            ):  # the process ends now; a new one would soon hear the same
+                await self._lose(process)
+                self._back_off.fail(answer)
             else:
                 self._succeeded(key)
             raise answer
 
+    def _check_held_back(self, key: Hashable, uuid: GpuId) -> None:
+        back_off = self._held_back.get(key)
+        if back_off is not None and back_off.error is not None and (why := back_off.held()):
+            raise type(back_off.error)(why, uuid=uuid)
+
     async def _start(self) -> NvmlProcess:
         if self._closed:
             raise LibraryGoneError("the GPUs were closed")
-        if not self._may_start_at_once:
-            self._back_off.check()
+        if why := self._back_off.held():
+            raise LibraryGoneError(why, code=self._back_off.error.code if self._back_off.error else None)
         self._stuck = [process for process in self._stuck if not process.has_ended]
         if len(self._stuck) >= _MOST_STUCK:
             pids = ", ".join(str(process.pid) for process in self._stuck)
             raise LibraryGoneError(
                 f"earlier NVML processes are stuck in the driver (pids {pids}); reboot this node"
             )
-        self._may_start_at_once = False
         try:
             self._process = await NvmlProcess.start(self._start_deadline_s, self._environment)
         except LibraryGoneError as error:
@@ -203,14 +208,11 @@ class RemoteGpuDevices:
         return self._process
 
     def _succeeded(self, key: Hashable) -> None:
-        self._may_start_at_once = True
         self._back_off = _BackOff(self._first_back_off_s)
         self._held_back.pop(key, None)
 
-    async def _lose(self, process: NvmlProcess, error: DeviceError | None) -> None:
+    async def _lose(self, process: NvmlProcess) -> None:
         self._process = None
-        if error is not None:
-            self._back_off.fail(error)
         with contextlib.suppress(asyncio.CancelledError):
             if not await asyncio.shield(process.kill()):
                 self._stuck.append(process)

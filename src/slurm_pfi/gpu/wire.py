@@ -1,7 +1,7 @@
 """What the agent and its NVML process say to each other: frames of msgpack with the length in front.
 
 One request, one reply. A request touches at most one device, so that a call which hangs or crashes is known by its
-device. The first frame of a new process is a reply with number 0: it is there and has loaded its code.
+device. The first frame of a new process is a reply with number 0: the library is ready, or how it failed.
 """
 
 from __future__ import annotations

@@ -1,0 +1,237 @@
+"""What every implementation of the GPU seam promises: the same tests for memory and for NVML in its process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from slurm_pfi.gpu.device import (
+    DeadlineError,
+    DeviceFailure,
+    DeviceSample,
+    LostError,
+    PermissionDeniedError,
+    RangeError,
+    UnknownDeviceError,
+    UnsupportedError,
+)
+from tests.gpu_rigs import EFFECT_NS, Rig, open_rig
+
+Run: TypeAlias = Callable[[Callable[[Rig], Awaitable[None]]], None]
+
+
+@pytest.fixture(params=["memory", "remote"])
+def with_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    if request.param == "remote" and os.geteuid() != 0:
+        pytest.skip("NVML lets only root set limits")
+
+    def run(test: Callable[[Rig], Awaitable[None]]) -> None:
+        async def inside() -> None:
+            async with open_rig(request.param, tmp_path) as rig:
+                await test(rig)
+
+        asyncio.run(inside())
+
+    return run
+
+
+def test_devices_are_listed_with_limits(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        infos, failures = await rig.devices.list_devices()
+        assert tuple(info.uuid for info in infos) == rig.uuids
+        assert failures == ()
+        assert len({info.minor for info in infos}) == len({info.pci for info in infos}) == 8
+        for info in infos:
+            limits = info.limits
+            assert (limits.min_mw, limits.max_mw, limits.default_mw) == (200_000, 700_000, 700_000)
+            assert limits.requested_mw == limits.enforced_mw == 700_000
+            assert info.persistence is True
+
+    with_rig(test)
+
+
+def test_a_limit_is_requested_at_once_and_enforced_later(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        limits = await rig.devices.set_limit(rig.uuids[3], 400_000)
+        assert (limits.requested_mw, limits.enforced_mw) == (400_000, 700_000)
+        rig.advance(EFFECT_NS)
+        samples = await rig.devices.sample(rig.uuids)
+        caps = [sample.enforced_mw for sample in samples if isinstance(sample, DeviceSample)]
+        assert caps == [400_000 if uuid == rig.uuids[3] else 700_000 for uuid in rig.uuids]
+
+    with_rig(test)
+
+
+@pytest.mark.parametrize("cap_mw", [200_000, 700_000])
+def test_the_ends_of_the_range_are_legal(with_rig: Run, cap_mw: int) -> None:
+    async def test(rig: Rig) -> None:
+        assert (await rig.devices.set_limit(rig.uuids[0], cap_mw)).requested_mw == cap_mw
+
+    with_rig(test)
+
+
+@pytest.mark.parametrize("cap_mw", [199_999, 700_001, 1, 0, 300_000_000])
+def test_a_limit_out_of_range_is_refused_and_changes_nothing(with_rig: Run, cap_mw: int) -> None:
+    async def test(rig: Rig) -> None:
+        with pytest.raises(RangeError, match=r"200000\.\.700000") as caught:
+            await rig.devices.set_limit(rig.uuids[0], cap_mw)
+        assert caught.value.uuid == rig.uuids[0]
+        (sample,) = await rig.devices.sample(rig.uuids[:1])
+        assert isinstance(sample, DeviceSample)
+        assert sample.requested_mw == 700_000
+
+    with_rig(test)
+
+
+def test_samples_come_in_the_order_asked(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        asked = (rig.uuids[5], rig.uuids[0], rig.uuids[7])
+        samples = await rig.devices.sample(asked)
+        assert tuple(sample.uuid for sample in samples) == asked
+        for sample in samples:
+            assert isinstance(sample, DeviceSample)
+            assert sample.draw_mw is not None
+            assert 0 < sample.draw_mw <= 700_000
+            assert sample.energy_mj is not None
+            assert sample.monotonic_ns > 0
+
+    with_rig(test)
+
+
+def test_energy_grows_with_time(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        before = (await rig.devices.sample(rig.uuids[:1]))[0]
+        rig.advance(10**9)
+        after = (await rig.devices.sample(rig.uuids[:1]))[0]
+        assert isinstance(before, DeviceSample)
+        assert isinstance(after, DeviceSample)
+        assert before.energy_mj is not None
+        assert after.energy_mj is not None
+        assert after.draw_mw is not None
+        assert after.energy_mj - before.energy_mj == pytest.approx(after.draw_mw, rel=0.1)
+
+    with_rig(test)
+
+
+def test_a_quantity_that_is_not_given_is_none_and_never_zero(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        rig.hide_draw(rig.uuids[1])
+        hidden, shown = await rig.devices.sample(rig.uuids[1:3])
+        assert isinstance(hidden, DeviceSample)
+        assert isinstance(shown, DeviceSample)
+        assert (hidden.draw_mw, hidden.enforced_mw) == (None, 700_000)
+        assert shown.draw_mw is not None
+
+    with_rig(test)
+
+
+def test_a_lost_device_is_reported_beside_the_others(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        await rig.devices.list_devices()
+        lost = rig.uuids[2]
+        rig.lose(lost)
+        infos, failures = await rig.devices.list_devices()
+        assert tuple(info.uuid for info in infos) == tuple(uuid for uuid in rig.uuids if uuid != lost)
+        assert [(failure.uuid, failure.kind) for failure in failures] == [(lost, "LostError")]
+        samples = await rig.devices.sample(rig.uuids)
+        failed = [sample for sample in samples if isinstance(sample, DeviceFailure)]
+        assert [(sample.uuid, sample.kind) for sample in failed] == [(lost, "LostError")]
+        with pytest.raises(LostError):
+            await rig.devices.set_limit(lost, 400_000)
+        assert (await rig.devices.set_limit(rig.uuids[3], 400_000)).requested_mw == 400_000
+
+    with_rig(test)
+
+
+def test_an_unknown_uuid_is_a_lost_device(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        with pytest.raises(LostError) as caught:
+            await rig.devices.set_limit("GPU-none", 400_000)
+        assert caught.value.uuid == "GPU-none"
+        (sample,) = await rig.devices.sample(("GPU-none",))
+        assert isinstance(sample, DeviceFailure)
+        assert sample.kind == "LostError"
+
+    with_rig(test)
+
+
+def test_a_set_that_changes_nothing_is_an_error(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        rig.ignore_sets(rig.uuids[0])
+        with pytest.raises(UnknownDeviceError, match="700000 mW is read back"):
+            await rig.devices.set_limit(rig.uuids[0], 400_000)
+
+    with_rig(test)
+
+
+def test_a_set_that_works_and_times_out_says_it_timed_out(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        rig.apply_then_time_out(rig.uuids[0])
+        with pytest.raises(DeadlineError) as caught:
+            await rig.devices.set_limit(rig.uuids[0], 400_000)
+        assert caught.value.uuid == rig.uuids[0]
+        (sample,) = await rig.devices.sample(rig.uuids[:1])
+        assert isinstance(sample, DeviceSample)
+        assert sample.requested_mw == 400_000
+
+    with_rig(test)
+
+
+def test_without_permission_sets_fail_and_reading_goes_on(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        rig.forbid_sets()
+        for uuid in rig.uuids:
+            with pytest.raises(PermissionDeniedError):
+                await rig.devices.set_limit(uuid, 400_000)
+        assert all(isinstance(sample, DeviceSample) for sample in await rig.devices.sample(rig.uuids))
+
+    with_rig(test)
+
+
+def test_one_board_without_limits_harms_no_other(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        rig.support_no_sets(rig.uuids[0])
+        with pytest.raises(UnsupportedError):
+            await rig.devices.set_limit(rig.uuids[0], 400_000)
+        assert (await rig.devices.set_limit(rig.uuids[1], 400_000)).requested_mw == 400_000
+
+    with_rig(test)
+
+
+def test_a_bmc_limit_shows_as_enforced_below_requested(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        rig.limit_by_bmc(rig.uuids[0], 300_000)
+        limits = await rig.devices.set_limit(rig.uuids[0], 400_000)
+        assert limits.requested_mw == 400_000
+        rig.advance(2 * EFFECT_NS)
+        (sample,) = await rig.devices.sample(rig.uuids[:1])
+        assert isinstance(sample, DeviceSample)
+        assert (sample.requested_mw, sample.enforced_mw) == (400_000, 300_000)
+
+    with_rig(test)
+
+
+def test_what_somebody_else_sets_is_seen(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        rig.write_foreign(rig.uuids[4], 650_000)
+        rig.advance(EFFECT_NS)
+        infos, _ = await rig.devices.list_devices()
+        assert (infos[4].limits.requested_mw, infos[4].limits.enforced_mw) == (650_000, 650_000)
+
+    with_rig(test)
+
+
+def test_after_release_the_next_call_works(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        await rig.devices.set_limit(rig.uuids[0], 400_000)
+        await rig.devices.release()
+        infos, failures = await rig.devices.list_devices()
+        assert (len(infos), failures) == (8, ())
+        assert infos[0].limits.requested_mw == 400_000
+
+    with_rig(test)
