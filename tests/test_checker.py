@@ -447,6 +447,52 @@ def test_a_foreign_write_must_be_declared_and_reported(tmp_path: Path) -> None:
     assert "1 conflicts reported" in verdict.result("7").notes[0]
 
 
+def test_a_foreign_write_on_a_resting_gpu_becomes_its_prior_and_one_over_our_cap_does_not(
+    tmp_path: Path,
+) -> None:
+    def poked(at_s: float, end_w: int) -> Scene:
+        scene = opened()
+        scene.force(at_s, "n1", "GPU-b", 380, pid=USER_PID)
+        scene.foreign.append({"node": "n1", "uuid": "GPU-b", "mono_ns": ns(at_s), "mw": 380 * W})
+        scene.tell(at_s + 0.5, "n1", "conflict", uuid="GPU-b", ours_mw=400 * W, found_mw=380 * W)
+        if at_s > 5:
+            scene.cap(at_s + 1, "n1", "GPU-b", 400, run="c:10.0")
+        closed(scene)
+        scene.cap(12.5, "n1", "GPU-b", end_w, "restore: window closed")
+        scene.after["GPU-b"] = end_w
+        return scene
+
+    for at_s, end_w, holds in ((3.0, 380, True), (3.0, 700, False), (6.0, 700, True), (6.0, 380, False)):
+        verdict = judge(poked(at_s, end_w), tmp_path / f"{at_s}-{end_w}")
+        assert verdict.result("3").holds is holds, verdict.text()
+
+
+def test_a_released_node_may_restore_in_the_window_and_only_until_it_is_resumed(tmp_path: Path) -> None:
+    scene = opened()
+    scene.tell(6.0, "n2", "released", reason="admin")
+    scene.cap(6.1, "n2", "GPU-c", 700, "restore: released")
+    scene.tell(6.2, "n2", "resumed", reason="admin")
+    scene.cap(6.3, "n2", "GPU-d", 650, "restore: released")
+    verdict = judge(closed(scene), tmp_path)
+    assert [finding.uuid for finding in verdict.result("3").findings] == ["GPU-d"], verdict.text()
+
+
+def test_nothing_is_owed_while_everything_is_off(tmp_path: Path) -> None:
+    scene = opened()
+    scene.say(6.0, "off", off=True)
+    scene.send(6.01, "n1", None, {})
+    scene.cap(6.1, "n1", "GPU-a", 700, "restore: off")
+    scene.cap(6.2, "n1", "GPU-b", 700, "restore: off")
+    scene.say(9.0, "off", off=False)
+    scene.send(10.0, "n1", 200, {"c:10.0": 400})
+    scene.cap(10.9, "n1", "GPU-a", 400, run="c:10.0")
+    scene.cap(10.95, "n1", "GPU-b", 400, run="c:10.0")
+    verdict = judge(closed(scene), tmp_path / "in time")
+    assert verdict.holds, verdict.text()
+    scene.say(6.0, "off", off=False)
+    assert broken(judge(scene, tmp_path / "never off")) == {"1", "2"}
+
+
 def test_a_gpu_that_no_plan_named(tmp_path: Path) -> None:
     scene = clean()
     scene.cap(3.0, "n1", "GPU-b", 690, "whim")

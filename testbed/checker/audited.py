@@ -34,6 +34,11 @@ class Change:
         return self.cause["mono_ns"] if self.cause is not None else self.line.mono_ns
 
     @property
+    def leaves_a_cap(self) -> bool:
+        """The change put a cap of ours on the GPU: it is neither a restore nor somebody else's."""
+        return self.cause is not None and not self.cause["reason"].startswith("restore")
+
+    @property
     def rises(self) -> bool:
         return self.line.effective_mw > self.was_effective_mw
 
@@ -123,7 +128,8 @@ def check_audit(run: RunFolder, site: Site, plans: Plans, changes: list[Change],
     for node, records in run.node_audit.items():
         released = False
         for record in records:
-            released = released or record["event"] == "released"
+            if record["event"] in ("released", "resumed"):
+                released = record["event"] == "released"
             if record["event"] != "set":
                 continue
             sets += 1
@@ -207,13 +213,9 @@ def _named(plans: Plans, runs: RunMap, node: str, uuid: str, at_ns: int) -> bool
 def _unreported(run: RunFolder, key: Key, earlier: Change | None, change: Change, notice_ns: int) -> str:
     """A declared write over a cap of ours needs a conflict record, if the agent lived to notice it."""
     node, uuid = key
-    over_ours = earlier is not None and earlier.cause is not None
-    if not over_ours or earlier is None or earlier.cause is None:
+    if earlier is None or not earlier.leaves_a_cap:
         return ""
-    if (
-        earlier.cause["reason"].startswith("restore")
-        or abs(earlier.cause["cap_mw"] - change.line.requested_mw) <= SAME_MW
-    ):
+    if abs(earlier.line.requested_mw - change.line.requested_mw) <= SAME_MW:
         return ""
     later = [record for record in run.node_audit.get(node, []) if record["mono_ns"] >= change.line.mono_ns]
     if any(record["event"] == "conflict" and record["uuid"] == uuid for record in later):

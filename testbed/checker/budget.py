@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from .files import Record, RunFolder
-from .plans import Plan, Plans, RunMap
+from .plans import STEP_SLACK_NS, Plan, Plans, RunMap
 from .site import NodeFacts, Site, SiteFacts
 from .steps import UNBOUNDED
 from .verdict import Finding, Result
@@ -218,7 +218,7 @@ class _WorstCase:
             step
             for plan in self.plans.candidates(name, time_ns)
             if plan is not without and plan.mode == "enforce"
-            for step in plan.steps_at(time_ns)
+            for step in plan.steps_at(time_ns, -STEP_SLACK_NS)
         ]
         total = max(0, node.gpus - len(uuids)) * node.gpu_max_mw
         for uuid in uuids:

@@ -9,6 +9,7 @@ from .audited import SAME_MW, Change
 from .files import RunFolder
 from .plans import Plans, RunMap
 from .site import Site
+from .steps import Steps
 from .verdict import Finding, Result
 
 REASON: Final = "3"
@@ -17,31 +18,57 @@ Key = tuple[str, str]
 
 
 class Priors:
-    """What a GPU's limit was before us: the snapshot's value, or one that a declared foreign write left."""
+    """What a GPU's limit was before us: the snapshot's, or what a declared write made of it while it had no cap."""
 
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, run: RunFolder, changes: list[Change]) -> None:
         self._before = run.before
         self._written: dict[Key, list[tuple[int, int]]] = {}
-        for write in run.foreign:
-            self._written.setdefault((write.node, write.uuid), []).append((write.mono_ns, write.mw))
+        self._last: dict[Key, Change] = {}
+        for change in changes:
+            key = (change.line.node, change.line.uuid)
+            earlier = self._last.get(key)
+            self._last[key] = change
+            over_ours = earlier is not None and (earlier.leaves_a_cap or self._contested(key, earlier))
+            if change.foreign is not None and not over_ours:
+                self._written.setdefault(key, []).append((change.line.mono_ns, change.line.requested_mw))
 
-    def possible(self, key: Key, time_ns: float) -> list[int]:
-        before = self._before.get(key)
+    def _contested(self, key: Key, earlier: Change) -> bool:
+        """The earlier write was itself one over a cap of ours."""
+        written = self._written.get(key, [])
+        return earlier.foreign is not None and (not written or written[-1][0] != earlier.line.mono_ns)
+
+    def at(self, key: Key, time_ns: float) -> int | None:
+        """None when unknown."""
         written = [mw for at_ns, mw in self._written.get(key, []) if at_ns <= time_ns]
-        return ([] if before is None else [before.requested_mw]) + written
+        before = self._before.get(key)
+        return written[-1] if written else None if before is None else before.requested_mw
 
-    def highest(self, key: Key, time_ns: float) -> int:
-        """0 when unknown: an unknown prior allows no raise."""
-        return max(self.possible(key, time_ns), default=0)
+    def at_end(self, key: Key) -> list[int]:
+        """Where the GPU may be in the end: at its prior limit, or where somebody else's last word left it."""
+        prior_mw, last = self.at(key, float("inf")), self._last.get(key)
+        left = [last.line.requested_mw] if last is not None and last.foreign is not None else []
+        return ([] if prior_mw is None else [prior_mw]) + left
+
+
+def _released(run: RunFolder) -> dict[str, Steps]:
+    """1 while an admin has taken the node from us, by node."""
+    return {
+        node: Steps(
+            [
+                (record["mono_ns"], float(record["event"] == "released"))
+                for record in records
+                if record["event"] in ("released", "resumed")
+            ],
+            before=0,
+        )
+        for node, records in run.node_audit.items()
+    }
 
 
 def check_caps(run: RunFolder, site: Site, plans: Plans, runs: RunMap, changes: list[Change]) -> Result:
     """Raises in windows, then what is left after the last one."""
-    priors = Priors(run)
-    released = {
-        node: min((record["mono_ns"] for record in records if record["event"] == "released"), default=None)
-        for node, records in run.node_audit.items()
-    }
+    priors = Priors(run, changes)
+    released = _released(run)
     findings: list[Finding] = []
     raises = 0
     margin: tuple[float, int] | None = None
@@ -49,8 +76,7 @@ def check_caps(run: RunFolder, site: Site, plans: Plans, runs: RunMap, changes: 
         if not change.rises or change.foreign is not None or not site.in_window(change.line.mono_ns):
             continue
         raises += 1
-        released_ns = released.get(change.line.node)
-        if released_ns is not None and released_ns <= change.decided_ns:
+        if released[change.line.node].value_at(change.decided_ns):
             continue
         ceiling_mw, text = _raise_ceiling(change, plans, runs, priors)
         room_mw = ceiling_mw - change.line.effective_mw
@@ -86,7 +112,7 @@ def _raise_ceiling(change: Change, plans: Plans, runs: RunMap, priors: Priors) -
     node, uuid, at_ns = change.line.node, change.line.uuid, change.decided_ns
     # A run that the controller has not admitted gives its GPUs no cap but the park cap.
     admitted = runs.admitted_at(node, uuid, at_ns)
-    ceiling_mw = plans.ceiling_mw(node, at_ns, admitted, priors.highest((node, uuid), at_ns))
+    ceiling_mw = plans.ceiling_mw(node, at_ns, admitted, priors.at((node, uuid), at_ns) or 0)
     if ceiling_mw is None:
         return 0, "no plan in force names it"
     who = f"its runs are {', '.join(sorted(admitted))}" if admitted else "it has no admitted run"
@@ -121,9 +147,9 @@ def _wrong_at_end(run: RunFolder, key: Key, priors: Priors, changed: set[Key]) -
         )
         yield f"not in {missing}"
         return
-    possible = priors.possible(key, float("inf"))
+    possible = priors.at_end(key)
     if any(abs(after.requested_mw - prior_mw) <= SAME_MW for prior_mw in possible):
-        if len(possible) == 1 and abs(after.effective_mw - before.effective_mw) > SAME_MW:
+        if possible == [before.requested_mw] and abs(after.effective_mw - before.effective_mw) > SAME_MW:
             yield f"in force are {after.effective_mw / 1000:.0f} W, before it were {before.effective_mw / 1000:.0f} W"
         return
     state = "above" if after.requested_mw > max(possible) else "left capped below"

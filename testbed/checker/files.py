@@ -22,6 +22,7 @@ _REQUIRED: Final[Mapping[str, Mapping[str, type | tuple[type, ...]]]] = {
     "site": {"nodes": dict, "unmanaged_mw": int, "response_s": _NUMBER},
     "limit": {"action": str, "id": str},
     "window": {"open": bool},
+    "off": {"off": bool},
     "infeasible": {"shortfall_mw": int},
     "admitted": {"run": str},
     "plan_sent": {"node": str, "epoch": int, "seq": int, "mode": str, "steps": list},

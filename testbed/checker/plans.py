@@ -10,7 +10,7 @@ from typing import Final
 from .files import Record, RunFolder
 from .site import SECOND_NS
 
-# A controller's audit entry and the node's receipt are two readings of one clock, some milliseconds apart.
+# A step's begin is known to some milliseconds: the audit's entry, the sending and the receipt lie apart.
 STEP_SLACK_NS: Final = SECOND_NS // 20
 
 PlanId = tuple[int, int]
@@ -46,11 +46,15 @@ class Plan:
     accepted_ns: int | None = None
     refused_ns: int | None = None
 
-    def steps_at(self, time_ns: int) -> list[PlanStep]:
-        """Steps that may be in force: begun at the earliest receipt, not surely replaced by the next one."""
+    def steps_at(self, time_ns: int, begun_slack_ns: int = STEP_SLACK_NS) -> list[PlanStep]:
+        """Steps that may be in force: begun at the earliest receipt, not surely replaced by the next one.
+
+        ``begun_slack_ns`` above zero counts a step that much before its begin, below zero that much after it.
+        """
         found = []
         for at, step in enumerate(self.steps):
-            if self.sent_ns + step.starts_in_ns > time_ns + STEP_SLACK_NS:
+            begins_in_ns = max(0, step.starts_in_ns - begun_slack_ns) if at else 0
+            if self.sent_ns + begins_in_ns > time_ns:
                 break
             following = self.steps[at + 1] if at + 1 < len(self.steps) else None
             if (

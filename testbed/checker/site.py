@@ -48,15 +48,16 @@ class SiteFacts:
 class Site:
     """Limits as they bound the site at each instant.
 
-    ``limit``: the lowest limit in force. ``allowed``: the same plus the shortfall that an ``infeasible`` record
-    says. ``due``: what the site owes at an instant: ``allowed``, a lowering ``response_s`` late.
+    ``limit``: the lowest limit in force, none while everything is switched off. ``allowed``: the same plus the
+    shortfall that an ``infeasible`` record says. ``due``: what the site owes at an instant: ``allowed``, a lowering
+    ``response_s`` late.
     """
 
     def __init__(self, run: RunFolder) -> None:
         self.facts = [_site_facts(record) for record in run.controller if record["event"] == "site"]
         if not self.facts:
             run.fault("the controller's audit has no site record: the site's load is unknown")
-        self.limit = _lowest_limit([record for record in run.controller if record["event"] == "limit"])
+        self.limit = _while_on(_lowest_limit(run.controller), run.controller)
         self.shortfall = _shortfall(run.controller, self.limit)
         times = sorted({*self.limit.times, *self.shortfall.times})
         self.allowed = Steps(
@@ -112,8 +113,21 @@ def _site_facts(record: Record) -> SiteFacts:
     )
 
 
-def _lowest_limit(records: list[Record]) -> Steps:
+def _while_on(limit: Steps, records: list[Record]) -> Steps:
+    """Nothing is promised while an admin has switched everything off."""
+    off = Steps(
+        [(record["mono_ns"], float(record["off"])) for record in records if record["event"] == "off"],
+        before=0,
+    )
+    times = sorted({*limit.times, *off.times})
+    return Steps(
+        [(time_ns, UNBOUNDED if off.value_at(time_ns) else limit.value_at(time_ns)) for time_ns in times]
+    )
+
+
+def _lowest_limit(audit: list[Record]) -> Steps:
     """The lowest limit in force at each instant. A limit is in force from its audit entry on, never before."""
+    records = [record for record in audit if record["event"] == "limit"]
     times = {record["mono_ns"] for record in records}
     times |= {
         start for record in records for start, _ in record.get("steps") or () if start > record["mono_ns"]
@@ -143,11 +157,12 @@ def _step_at(steps: list[list[int | None]], time_ns: int) -> float:
 def _shortfall(records: list[Record], limit: Steps) -> Steps:
     """How many milliwatts the controller said were missing.
 
-    A record covers the time until the next one, until the limit rises, or until a window record says that the
+    A record covers the time until the next one, until no limit is in force, or until a window record says that the
     window is closed or that what is committed fits the budget again.
     """
-    held = [limit.before, *limit.values]
-    changes = [(time_ns, 0) for at, time_ns in enumerate(limit.times) if held[at + 1] > held[at]]
+    changes = [
+        (time_ns, 0) for time_ns, value in zip(limit.times, limit.values, strict=True) if value == UNBOUNDED
+    ]
     for record in records:
         if record["event"] == "infeasible":
             changes.append((record["mono_ns"], record["shortfall_mw"]))
