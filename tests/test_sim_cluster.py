@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import getpass
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 from testbed.cluster import Cluster, ClusterOptions
 from testbed.cluster_files import Gpu
-from testbed.gpus import Device, create_node, job_environment, plan_devices, snapshot
+from testbed.gpus import Device, create_node, plan_devices, snapshot
+from testbed.simjob import install_job
 from tests.standin_client import wait_until
 
 pytestmark = pytest.mark.cluster
+
+ATTEMPT = """
+import pynvml
+pynvml.nvmlInit()
+for index in range(pynvml.nvmlDeviceGetCount()):
+    try:
+        pynvml.nvmlDeviceSetPowerManagementLimit(pynvml.nvmlDeviceGetHandleByIndex(index), 650_000)
+    except pynvml.NVMLError_NoPermission:
+        print("refused")
+"""
 
 GPUS = 4
 NODES = ("n1", "n2")
@@ -36,32 +45,32 @@ def _hosts(text: str) -> tuple[str, ...]:
     return NODES if text == "n[1-2]" else (text,)
 
 
-def test_jobs_work_on_the_gpus_that_slurm_allocated(tmp_path: Path) -> None:
+def test_jobs_work_on_the_gpus_that_slurm_allocated() -> None:
     plan = {node: plan_devices(node, GPUS, Path("/"), scrambled=True) for node in NODES}
     options = ClusterOptions(
         nodes=len(NODES),
         gpus_per_node=GPUS,
         gres={node: [Gpu(minor=device.minor) for device in devices] for node, devices in plan.items()},
-        client_env=job_environment(tmp_path),
         hooks=False,
         plugin=False,
     )
     with Cluster(options) as cluster:
+        sim_dir = cluster.folder / "sim"
+        job = install_job(cluster.folder / "lib", sim_dir)
         devices: dict[str, tuple[Device, ...]] = {
             node: create_node(
-                tmp_path / node, gpus=GPUS, scrambled=True, device_dir=cluster.layout.device(node, 0).parent
+                sim_dir / node, gpus=GPUS, scrambled=True, device_dir=cluster.layout.device(node, 0).parent
             )
             for node in NODES
         }
         assert all(Path(device.file).is_char_device() for node in NODES for device in devices[node])
-        train = f"{sys.executable} -m slurm_pfi.sim.job --workload 'L70 FT nc'"
+        train = f"{job.command} --workload 'L70 FT nc'"
         one_node = f"#!/bin/sh\nexec {train}\n"
         two_nodes = f"#!/bin/sh\nexec srun {train}\n"
-        user = getpass.getuser()
         jobs = [
-            cluster.sbatch(one_node, "--nodelist=n1", "--gres=gpu:1", user=user),
-            cluster.sbatch(one_node, "--nodelist=n1", "--gres=gpu:2", user=user),
-            cluster.sbatch(two_nodes, "--nodes=2", "--ntasks-per-node=1", "--gres=gpu:1", user=user),
+            cluster.sbatch(one_node, "--nodelist=n1", "--gres=gpu:1", env=job.env),
+            cluster.sbatch(one_node, "--nodelist=n1", "--gres=gpu:2", env=job.env),
+            cluster.sbatch(two_nodes, "--nodes=2", "--ntasks-per-node=1", "--gres=gpu:1", env=job.env),
         ]
         for job_id in jobs:
             cluster.wait_job_state(job_id, "RUNNING")
@@ -75,11 +84,16 @@ def test_jobs_work_on_the_gpus_that_slurm_allocated(tmp_path: Path) -> None:
             }
             assert len(expected) == gpus
             wait_until(
-                lambda expected=expected, job_id=job_id: _busy(tmp_path, job_id) == expected,  # type: ignore[misc]
+                lambda expected=expected, job_id=job_id: _busy(sim_dir, job_id) == expected,  # type: ignore[misc]
                 f"job {job_id} on {sorted(expected)}; it said: {cluster.job_output(job_id)}",
             )
+        attempt = cluster.sbatch(
+            f"#!/bin/sh\n{job.nvml_python} - <<'EOF'\n{ATTEMPT}EOF\n", "--nodelist=n2", env=job.env
+        )
+        cluster.wait_job_state(attempt, "COMPLETED")
+        assert cluster.job_output(attempt).split() == ["refused"] * GPUS
         cluster.cancel_all()
-        wait_until(lambda: not any(_busy(tmp_path, job_id) for job_id in jobs), "all GPUs idle")
+        wait_until(lambda: not any(_busy(sim_dir, job_id) for job_id in jobs), "all GPUs idle")
         assert cluster.drained_nodes() == {}
 
 
