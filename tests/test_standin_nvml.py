@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from testbed.gpus import Device, FaultKind, GpuModel, Node, create_node, nvml_environment, planted, read_trace
-from tests.standin_client import NvmlError, NvmlProcess
+from tests.standin_client import NvmlError, NvmlProcess, wait_until
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets only root set limits")
 
@@ -197,8 +197,7 @@ def test_a_slow_call_holds_up_nobody_else(nvml: NvmlProcess, node_dir: Path) -> 
         assert slow._process.stdin is not None
         slow._process.stdin.write("N.nvmlDeviceGetPowerUsage(h[0])\n")
         slow._process.stdin.flush()
-        while node.faults_fired() == 0:
-            pass
+        wait_until(lambda: node.faults_fired() > 0, "the slow call has begun")
         assert nvml("N.nvmlDeviceGetPowerUsage(h[0])") > 0
         slow.kill()
 
