@@ -361,3 +361,41 @@ def test_an_absurd_draw_is_unknown() -> None:
     assert _within(0, 0, _MAX_DRAW_MW) == 0
     assert _within(2**64 - 1, 0, _MAX_ENERGY_MJ) is None
     assert _within(None, 0, _MAX_DRAW_MW) is None
+
+
+def test_a_board_without_limits_is_a_failure_of_its_own(tmp_path: Path) -> None:
+    async def test(devices: RemoteGpuDevices, node: Node) -> None:
+        node.fault("nvmlDeviceGetPowerManagementLimitConstraints", code=3, gpu=1)
+        infos, failures = await devices.list_devices()
+        assert [info.index for info in infos] == [0, 2, 3]
+        assert [(failure.uuid, failure.kind) for failure in failures] == [
+            (_all_uuids(node)[1], "UnsupportedError")
+        ]
+
+    _run(tmp_path, test)
+
+
+def test_a_board_without_instant_draw_gives_its_average(tmp_path: Path) -> None:
+    async def test(devices: RemoteGpuDevices, node: Node) -> None:
+        node.fault("nvmlDeviceGetFieldValues", code=13)
+        (sample,) = await devices.sample(_all_uuids(node)[:1])
+        assert isinstance(sample, DeviceSample)
+        assert sample.draw_mw == pytest.approx(75_000, abs=1_000)
+
+    _run(tmp_path, test)
+
+
+def test_a_board_that_answers_nothing_is_a_failure_and_not_a_row_of_nones(tmp_path: Path) -> None:
+    async def test(devices: RemoteGpuDevices, node: Node) -> None:
+        node.poke("sticky_code", 999, gpu=0)
+        assert _kinds(await devices.sample(_all_uuids(node)[:2])) == ["UnknownDeviceError", "ok"]
+
+    _run(tmp_path, test)
+
+
+def test_the_code_of_the_agent_side_does_not_load_the_library() -> None:
+    code = (
+        "import sys, slurm_pfi.gpu.remote, slurm_pfi.gpu.journal, slurm_pfi.gpu.mapping, slurm_pfi.slurm.gresconf;"
+        "sys.exit(bool({'pynvml', 'numpy', 'click', 'rich', 'ClusterShell'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30).returncode == 0
