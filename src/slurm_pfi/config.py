@@ -67,6 +67,7 @@ class TimesSection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     report_age_s: Seconds = 30.0
     node_silent_s: Seconds = 60.0
     node_answer_s: Seconds = 7.0
+    start_settle_s: Seconds = 3.0
     cycle_s: Seconds = 10.0
     cycle_window_s: Seconds = 1.0
     report_s: Seconds = 5.0

@@ -64,11 +64,22 @@ class Core:
         actions: list[Action] = []
         state, reads = self._ask_slurm(state, now_ns)
         actions.extend(reads)
+        if not self._settled(state, now_ns):
+            return state, actions
         state, planned = plan_cycle(state, self.config, self.science, now_ns, event.now_unix_s)
         actions.extend(planned)
         state, tags = due_tags(state, self.config, self.science, now_ns, event.now_unix_s)
         actions.extend(tags)
         return state, actions
+
+    def _settled(self, state: State, now_ns: int) -> bool:
+        """Whether a new commander has heard all nodes, or given them their time to speak. Until then it plans nothing.
+
+        The nodes hold the plans of its predecessor meanwhile.
+        """
+        if now_ns - state.started_ns >= self.config.times.start_settle_s * NS_PER_S:
+            return True
+        return all(node.report is not None for node in state.nodes.values())
 
     def _ask_slurm(self, state: State, now_ns: int) -> Result:
         actions: list[Action] = []
@@ -106,9 +117,10 @@ class Core:
         runs = dict(state.runs)
         present = {run.run for run in report.runs}
         for run_report in report.runs:
+            view = runs.get(run_report.run)
+            # A run without GPUs is no business of ours; one that had some keeps them until the node tells others.
             if not run_report.gpus or run_report.run.cluster != self.config.cluster:
                 continue
-            view = runs.get(run_report.run)
             if view is None:
                 view, told = self._newcomer(state, report, run_report, now_ns, first=first)
                 actions.extend(told)
@@ -222,7 +234,7 @@ class Core:
         if event.jobs is None:
             due_ns = now_ns + round(times.full_read_min_s * NS_PER_S)
             return msgspec.structs.replace(state, reading_all=False, full_read_due_ns=due_ns), []
-        alive = {(job.job_id, job.restart) for job in event.jobs if not job.ended}
+        alive = {(job.job_id, job.restart) for job in event.jobs if job.holds_nodes}
         actions: list[Action] = []
         runs = dict(state.runs)
         for run, view in state.runs.items():
@@ -250,7 +262,7 @@ class Core:
 
     @_on.register
     def _tag(self, event: TagWritten, state: State, now_ns: int) -> Result:
-        return tag_written(state, event, self.config, now_ns), []
+        return tag_written(state, event, now_ns), []
 
 
 def _node_after(node: NodeView, report: Report, priors: dict[str, int], epoch: int, now_ns: int) -> NodeView:

@@ -42,8 +42,8 @@ def dispatch(
             runs_by_node.setdefault(name, []).append(view)
     for name, node in state.nodes.items():
         report = node.report
-        if report is None or not node.connected or report.released:
-            continue
+        if report is None or not report.gpus or not node.connected or report.released:
+            continue  # without GPUs in its report there is no range to plan within
         if now_ns - node.heard_ns > config.times.report_age_s * NS_PER_S:
             continue
         runs = runs_by_node.get(name, [])

@@ -18,7 +18,7 @@ from ..bus.unix import Peer, SocketError
 from ..config import Config, ConfigError, load_config
 from ..elasticity.library import Library
 from ..model import GpuId, Report
-from ..slurm.cli import CliBackend
+from ..slurm.cli import SlurmCommands
 from ..store.audit import AuditLog
 from ..store.epoch import CommandedStore, EpochStore, NeverCommanded
 from ..store.limits import LimitStore
@@ -65,7 +65,9 @@ class Controller:
         self._commanded = CommandedStore(state_dir / "commanded.json")
         self.limits = LimitStore(state_dir / "limits.json")
         self.audit = AuditLog(state_dir / "audit.jsonl", "controller", on_fault=log.error)
-        self._slurm = SlurmWorker(CliBackend.from_config(config), config, self.take)
+        self._slurm = SlurmWorker(
+            SlurmCommands(config.slurm, timeout_s=config.times.slurm_timeout_s), config, self.take
+        )
         self._bus = LocalServer(
             run_dir / BUS_SOCKET,
             on_report=self._on_report,
@@ -76,7 +78,7 @@ class Controller:
         self._control = ControlServer(run_dir / CONTROL_SOCKET, handler=Orders(self).handle)
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
-        self.state = State(epoch=0, nodes=declared_nodes(config))
+        self.state = State(epoch=0, started_ns=time.monotonic_ns(), nodes=declared_nodes(config))
 
     # ---------------------------------------------------------------------------------------------- life
 

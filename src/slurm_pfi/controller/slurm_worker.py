@@ -9,7 +9,7 @@ import structlog
 
 from ..config import Config
 from ..model import Run
-from ..slurm.backend import JobGone, JobInfo, SlurmBackend, Unavailable
+from ..slurm.backend import AdminComment, JobGone, JobInfo, SlurmBackend, Unavailable
 from ..slurm.tag import NotRewritable, merge
 from .state import AllJobsRead, Event, JobRead, TagWritten, WriteTag
 
@@ -66,10 +66,10 @@ class SlurmWorker:
                 case JobGone():
                     self._take(JobRead(run=run, job=None))
                 case Unavailable():
-                    self._take(JobRead(run=run, job=None, unavailable=answer.reason))
+                    self._take(JobRead(run=run, job=None, unavailable=answer.why))
 
     def _say(self, answer: object) -> None:
-        trouble = answer.reason if isinstance(answer, Unavailable) else ""
+        trouble = answer.why if isinstance(answer, Unavailable) else ""
         if trouble and not self._trouble:
             log.warning(f"Slurm does not answer: {trouble}; what is known stays in force")
         elif self._trouble and not trouble:
@@ -88,12 +88,13 @@ class SlurmWorker:
 
     async def _write(self, order: WriteTag) -> bool:
         """Read just before, write, so that foreign text survives. A comment that we cannot keep whole is left alone."""
-        comment = await self._backend.admin_comment(order.job)
-        if isinstance(comment, Unavailable | JobGone):
+        comment = await self._backend.admin_comment(order.job.job_id)
+        if not isinstance(comment, AdminComment):
             return isinstance(comment, JobGone)
-        merged = comment if isinstance(comment, NotRewritable) else merge(comment, order.text)
+        merged = merge(comment.text, order.tag)
         if isinstance(merged, NotRewritable):
-            log.info("tag not written", run=str(order.run), reason=merged.reason)
+            log.info("tag not written", run=str(order.run), reason=merged.why)
             return True
-        answer = await self._backend.set_admin_comment(order.job, merged)
+        answer = await self._backend.set_admin_comment(order.job.spec, merged)
+        self._say(answer)
         return not isinstance(answer, Unavailable)

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from ..model import Flex, Frozen, GpuId, Limit, Mode, Plan, Report, Run
 from ..slurm.backend import JobInfo
+from ..slurm.tag import Tag
 
 
 class SentPlan(Frozen, frozen=True, kw_only=True):
@@ -101,6 +102,7 @@ class State(Frozen, frozen=True, kw_only=True):
     """All of it. ``off`` is the red button: nothing is commanded and every cap is given back."""
 
     epoch: int
+    started_ns: int
     next_seq: int = 1
     off: bool = False
     limits: tuple[Limit, ...] = ()
@@ -202,7 +204,7 @@ class ReadAllJobs(Frozen, frozen=True, kw_only=True):
 class WriteTag(Frozen, frozen=True, kw_only=True):
     run: Run
     job: JobInfo
-    text: str
+    tag: Tag
 
 
 class NeedEpoch(Frozen, frozen=True, kw_only=True):

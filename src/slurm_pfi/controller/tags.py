@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from ..config import Config
@@ -23,17 +25,17 @@ def due_tags(
     runs = dict(state.runs)
     refresh_ns = round(config.times.tag_refresh_s * NS_PER_S)
     for run, view in state.runs.items():
-        if view.job is None or view.phase not in ("admitted", "waiting"):
+        if view.job is None or view.flex is None or view.phase not in ("admitted", "waiting"):
             continue
         if view.tag_due_ns is None or view.tag_due_ns > now_ns:
             continue
+        after = msgspec.structs.replace(view, tag_due_ns=now_ns + refresh_ns)
         tag = tag_of(view, config, science, now_ns, now_unix_s)
-        timeless = format_tag(msgspec.structs.replace(tag, unix_s=0.0, capped_s=None))
+        timeless = format_tag(replace(tag, at_unix_s=0.0, capped_s=0.0))
         if timeless != view.tag_said or view.capped_since_ns is not None:
-            text = format_tag(tag)
-            actions.append(WriteTag(run=run, job=view.job, text=text))
-            view = msgspec.structs.replace(view, tag_text=text, tag_said=timeless)
-        runs[run] = msgspec.structs.replace(view, tag_due_ns=now_ns + refresh_ns)
+            actions.append(WriteTag(run=run, job=view.job, tag=tag))
+            after = msgspec.structs.replace(after, tag_text=format_tag(tag), tag_said=timeless)
+        runs[run] = after
     return msgspec.structs.replace(state, runs=runs), actions
 
 
@@ -44,19 +46,24 @@ def tag_of(view: RunView, config: Config, science: Science, now_ns: int, now_uni
     capped_s = view.capped_s
     if view.capped_since_ns is not None:
         capped_s += (now_ns - view.capped_since_ns) / NS_PER_S
+    grid = [round(cap) for cap in pfi.grid_w]
     return Tag(
         pfi=pfi.value if declared is None else declared,
-        low=pfi.low if declared is None else None,
-        high=pfi.high if declared is None else None,
+        pfi_low=pfi.low if declared is None else None,
+        pfi_high=pfi.high if declared is None else None,
         source="default" if declared is None else "declared",
-        grid_w=pfi.grid_w if declared is None else (),
-        flex="" if view.flex is None else view.flex.text,
-        capped_s=capped_s if capped_s > 0 else None,
-        unix_s=now_unix_s,
+        grid_low_w=grid[0],
+        grid_high_w=grid[-1],
+        grid_step_w=grid[1] - grid[0],
+        flex="auto" if view.flex is None else view.flex.text,
+        loss=None,
+        energy_wh=None,
+        capped_s=capped_s,
+        at_unix_s=now_unix_s,
     )
 
 
-def tag_written(state: State, event: TagWritten, config: Config, now_ns: int) -> State:
+def tag_written(state: State, event: TagWritten, now_ns: int) -> State:
     """A tag that could not be written is due again soon."""
     view = state.runs.get(event.run)
     if view is None or event.ok:

@@ -58,6 +58,8 @@ def step(state: State, event: Event, now_ns: int) -> tuple[State, tuple[Action, 
 
 def next_deadline_ns(state: State, now_ns: int) -> int:
     """When the core wants a Tick if nothing happens before."""
+    if state.stopping_ns is not None:  # all else has ended
+        return max(now_ns, state.stopping_ns + state.settings.stop_ns)
     due: list[int | None] = []
     if not state.listing:
         due.append(state.relist_at_ns)
@@ -65,12 +67,10 @@ def next_deadline_ns(state: State, now_ns: int) -> int:
         due.append(state.sample_due_ns)
     if not state.quick_sampling:
         due.append(state.quick_due_ns)
-    if state.connected:
+    if state.connected and _knows_itself(state):
         due.append(state.report_due_ns)
     if state.held is not None:
         due.append(state.held.next_ns(now_ns, skip_lease=state.settings.skip_lease))
-    if state.stopping_ns is not None:
-        due.append(state.stopping_ns + state.settings.stop_ns)
     for gpu in state.gpus.values():
         due.extend(at for at in (gpu.retry_at_ns, gpu.reapply_at_ns) if at > now_ns)
         if gpu.pending is not None and gpu.pending.settling and not gpu.set_fault:
@@ -142,8 +142,13 @@ def _act(turn: Turn) -> None:
     _set_limits(turn, found)
     period_ns = _period_ns(turn.state, found)
     _ask_devices(turn, period_ns)
-    if turn.state.connected and turn.now_ns >= turn.state.report_due_ns:
+    if turn.state.connected and _knows_itself(turn.state) and turn.now_ns >= turn.state.report_due_ns:
         turn.send_report(period_ns)
+
+
+def _knows_itself(state: State) -> bool:
+    """GPUs and job files have been looked for. A report before that would pass for a node without either."""
+    return state.jobs_read and (state.listed or "nvml" in state.faults)
 
 
 def _step_in_force(turn: Turn) -> PlanStep | None:
