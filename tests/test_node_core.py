@@ -1,0 +1,633 @@
+"""The node agent's core, one rule at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from slurm_pfi.gpu.device import DeadlineError, LibraryGoneError, LostError, PermissionDeniedError
+from slurm_pfi.gpu.journal import JournalEntry
+from slurm_pfi.model import PlanId, PlanStep, Run
+from slurm_pfi.node import messages as m
+from slurm_pfi.node.core import next_deadline_ns, step
+from tests.node_world import BOOT, MS, S, World, window_step
+
+ALL = (700_000, 700_000, 700_000)
+
+
+def entry(uuid: str, **changes: object) -> JournalEntry:
+    made = JournalEntry(
+        uuid=uuid,
+        prior_mw=650_000,
+        issued_mw=(300_000,),
+        current_mw=300_000,
+        run="",
+        boot_id=BOOT,
+        driver_start="d1",
+        how="read",
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def test_without_a_plan_nothing_is_touched() -> None:
+    world = World().start()
+    world.begin_job(1, 0)
+    world.advance(60 * S)
+    assert world.devices.sets == []
+    assert [gpu.prior_mw for gpu in world.reports[-1].gpus] == list(ALL)
+
+
+def test_a_window_parks_what_has_no_run_and_caps_what_has_one() -> None:
+    world = World().start()
+    one, free = world.begin_job(1, 0), world.begin_job(2, 1)
+    assert world.window(200_000, {one: 450_000, free: None})
+    assert world.requested() == [450_000, 700_000, 200_000]
+    world.begin_job(3, 2)
+    world.advance(S)
+    assert world.requested()[2] == 200_000, "a job that starts in the window is capped until it is admitted"
+
+
+def test_the_end_of_a_job_inside_the_window_parks_its_gpu() -> None:
+    world = World().start()
+    run = world.begin_job(1, 0)
+    world.window(200_000, {run: 450_000})
+    world.end_job(run)
+    assert world.requested()[0] == 200_000
+
+
+def test_a_shared_board_takes_the_highest_of_its_runs() -> None:
+    world = World().start()
+    low, high = world.begin_job(1, 0), world.begin_job(2, 0)
+    world.window(200_000, {low: 300_000, high: 500_000})
+    assert world.requested()[0] == 500_000
+
+
+def test_the_audit_record_and_the_journal_come_before_the_set() -> None:
+    world = World(1).start()
+    world.order.clear()
+    world.window(200_000)
+    assert world.order.index("Audit") < world.order.index("WriteJournal") < world.order.index("SetLimit")
+    kinds = [event for event, _ in world.audit]
+    assert kinds.index("set") < kinds.index("readback")
+
+
+def test_without_a_journal_nothing_is_set_and_later_it_is() -> None:
+    world = World().start()
+    world.journal_fails = True
+    world.window(200_000)
+    assert world.devices.sets == []
+    assert len(world.said("set_failed")) == 3
+    world.journal_fails = False
+    world.advance(S)
+    assert world.requested() == [200_000] * 3
+
+
+def test_lowerings_are_in_force_before_anything_is_raised() -> None:
+    world = World().start()
+    a, b = world.begin_job(1, 0), world.begin_job(2, 1)
+    world.window(200_000, {a: 600_000, b: 200_000})
+    world.advance(S)
+    world.devices.effect_delay_ns = 200 * MS
+    world.window(200_000, {a: 300_000, b: 500_000})
+    assert world.requested()[:2] == [300_000, 200_000]
+    world.advance(150 * MS)
+    assert world.requested()[1] == 200_000
+    world.advance(200 * MS)
+    assert world.requested()[1] == 500_000
+
+
+def test_a_lowering_that_fails_holds_nobody_up_for_long() -> None:
+    world = World().start()
+    a, b = world.begin_job(1, 0), world.begin_job(2, 1)
+    world.window(200_000, {a: 600_000, b: 300_000})
+    world.advance(S)
+    world.devices.fail("set", PermissionDeniedError("no", uuid="GPU-0"))
+    world.window(200_000, {a: 300_000, b: 500_000})
+    world.advance(S)
+    assert world.requested()[:2] == [600_000, 500_000]
+    assert "cannot be set" in world.reports[-1].gpus[0].fault
+    assert world.reports[-1].gpus[0].ceiling_mw == 600_000
+
+
+def test_the_ceiling_counts_what_is_under_way() -> None:
+    world = World(2, instant=False).start()
+    world.answer_all()
+    run = world.begin_job(1, 0)
+    world.window(200_000, {run: 450_000})
+    world.advance(20 * MS)
+    assert [gpu.ceiling_mw for gpu in world.reports[-1].gpus] == [700_000, 700_000]
+    world.devices.effect_delay_ns = 100 * MS
+    world.answer_all()
+    world.advance(20 * MS)
+    assert [gpu.ceiling_mw for gpu in world.reports[-1].gpus] == [700_000, 700_000]
+    world.instant = True
+    world.answer_all()
+    world.advance(200 * MS)
+    assert [gpu.ceiling_mw for gpu in world.reports[-1].gpus] == [450_000, 200_000]
+
+
+def test_an_acknowledgement_comes_as_soon_as_the_limit_is_in_force() -> None:
+    world = World().start()
+    world.devices.effect_delay_ns = 120 * MS
+    world.window(200_000)
+    begun_ns = world.now_ns
+    while world.reports[-1].gpus[0].ceiling_mw != 200_000:
+        world.advance(10 * MS)
+        assert world.now_ns - begun_ns < 250 * MS
+    assert len(world.said("readback")) == 3
+
+
+def test_a_lowering_that_does_not_come_into_force_is_a_fault() -> None:
+    world = World(1).start()
+    world.devices.effect_delay_ns = 10 * S
+    world.window(200_000)
+    world.advance(3 * S)
+    assert "still enforced" in world.reports[-1].gpus[0].fault
+    assert world.said("readback") == []
+    world.advance(10 * S)
+    assert world.reports[-1].gpus[0].fault == ""
+    assert len(world.said("readback")) == 1
+
+
+def test_the_schedule_goes_on_without_a_controller() -> None:
+    world = World().start()
+    run = world.begin_job(1, 0)
+    world.send(
+        world.make_plan(
+            window_step(300_000, {run: 500_000}),
+            window_step(200_000, {run: 400_000}, 5.0),
+            window_step(None, {}, 9.0),
+        )
+    )
+    world.event(m.Connected(up=False))
+    assert world.requested() == [500_000, 300_000, 300_000]
+    world.advance(5 * S)
+    assert world.requested() == [400_000, 200_000, 200_000]
+    world.advance(4 * S)
+    assert world.requested() == list(ALL)
+    assert all(isinstance(e, JournalEntry) and e.current_mw is None for e in world.journal.values())
+
+
+@pytest.mark.parametrize(("orphan", "left"), [("hold", 200_000), ("release", 700_000)])
+def test_the_end_of_a_lease_is_taken_only_where_the_site_says_so(orphan: str, left: int) -> None:
+    world = World(1, on_orphan="hold" if orphan == "hold" else "release").start()
+    world.send(world.make_plan(window_step(200_000), window_step(None, {}, 60.0, lease=True)))
+    world.advance(20 * MS)
+    ends = world.reports[-1].window_ends_in_s
+    assert (ends is None) == (orphan == "hold")
+    world.advance(100 * S)
+    assert world.requested() == [left]
+
+
+# ------------------------------------------------------------------------------------------------- plans
+
+
+def test_plans_that_are_not_ours_fresh_and_sound_change_nothing() -> None:
+    world = World().start()
+    run = world.begin_job(1, 0)
+    world.advance(S)
+    assert world.window(200_000, {run: 400_000}, id=PlanId(5, 10))
+    world.advance(2 * S)
+    good = world.make_plan(window_step(300_000), id=PlanId(5, 20))
+    held = world.state.held
+    assert held is not None
+    answers = good.answers
+    too_old = msgspec.structs.replace(answers, seq=held.plan.answers.seq - 1)
+    bad = {
+        "this is c/n1": {"node": "n2"},
+        "is for d": {"cluster": "d"},
+        "behind 5": {"id": PlanId(4, 99)},
+        "held already": {"id": PlanId(5, 10)},
+        "another boot": {"answers": msgspec.structs.replace(answers, boot_id="other")},
+        "another agent": {"answers": msgspec.structs.replace(answers, agent_id="other")},
+        "never sent": {"answers": msgspec.structs.replace(answers, seq=9999)},
+        "the later": {"answers": too_old},
+        "start at 0 s": {"steps": (window_step(300_000, {}, 1.0),)},
+        "or there are more": {"steps": ()},
+        "ascend": {
+            "steps": (window_step(300_000), window_step(300_000, {}, 2.0), window_step(None, {}, 2.0))
+        },
+        "finite": {"steps": (window_step(300_000), window_step(None, {}, float("inf")))},
+        "not start at a finite": {"steps": (window_step(300_000), window_step(None, {}, float("nan")))},
+        "park cap 0 mW": {"steps": (window_step(0),)},
+        "park cap 900000": {"steps": (window_step(900_000),)},
+        f"cap of {run}": {"steps": (window_step(300_000, {run: 100_000}),)},
+        "end of a lease": {"steps": (window_step(300_000, lease=True),)},
+    }
+    before = world.requested()
+    for why, change in bad.items():
+        assert not world.send(msgspec.structs.replace(good, **change)), why
+        assert why in world.said("plan_refused")[-1]["reason"]
+        world.advance(50 * MS)
+        assert why in world.reports[-1].refused or any(why in r.refused for r in world.reports[-3:])
+    assert world.requested() == before and world.state.held == held
+    assert world.send(world.make_plan(window_step(300_000), id=PlanId(5, 20)))
+
+
+def test_an_answer_to_an_old_report_is_refused() -> None:
+    world = World(1).start()
+    late = world.make_plan(window_step(200_000))
+    world.advance(31 * S)
+    assert not world.send(late)
+    assert world.devices.sets == []
+
+
+def test_observe_is_held_and_reported_but_sets_nothing() -> None:
+    world = World().start()
+    assert world.window(200_000, mode="observe")
+    world.advance(10 * S)
+    assert world.devices.sets == []
+    held = world.reports[-1].held
+    assert held is not None and held.seq == world.seq
+
+
+def test_going_back_to_observe_leaves_no_cap_behind() -> None:
+    world = World().start()
+    world.window(200_000)
+    world.advance(S)
+    world.window(200_000, mode="observe")
+    world.advance(S)
+    assert world.requested() == list(ALL)
+
+
+def test_gone_removes_the_job_file_of_that_run_only() -> None:
+    world = World().start()
+    old, other = world.begin_job(1, 0), world.begin_job(2, 1)
+    world.advance(S)
+    world.window(200_000, {}, gone=(old, Run("c", 77), Run("other", 2)))
+    assert list(world.jobs) == ["2.0"]
+    assert world.said("run_gone")[-1]["reason"] == "controller"
+    assert other in world.state.runs
+
+
+def test_a_newer_run_of_a_job_replaces_the_older() -> None:
+    world = World().start()
+    world.begin_job(1, 0)
+    new = world.begin_job(1, 1, restart=1)
+    assert list(world.jobs) == ["1.1"]
+    assert list(world.state.runs) == [new]
+    assert world.said("run_gone")[-1]["reason"] == "newer run"
+
+
+# ------------------------------------------------------------------------------------------- prior limits
+
+
+def test_a_limit_before_us_comes_back_exactly() -> None:
+    world = World()
+    world.journal["GPU-0"] = entry("GPU-0", current_mw=None, issued_mw=(), how="controller")
+    world.devices.write_foreign("GPU-0", 650_000)
+    world.start()
+    assert world.reports[-1].gpus[0].prior_mw == 650_000
+    world.window(200_000)
+    world.send(world.make_plan(window_step(None)))
+    world.advance(S)
+    assert world.requested() == [650_000, 700_000, 700_000]
+
+
+def test_an_unknown_prior_limit_is_left_alone_until_the_controller_knows_it() -> None:
+    world = World(2)
+    world.devices.write_foreign("GPU-0", 650_000)
+    world.start()
+    assert world.reports[-1].gpus[0].prior_mw is None
+    world.window(200_000)
+    assert world.requested() == [650_000, 200_000]
+    world.window(200_000, priors={"GPU-0": 650_000, "GPU-1": 500_000, "GPU-9": 1})
+    world.advance(S)
+    assert world.requested() == [200_000, 200_000]
+    assert [said for said in world.said("prior") if said["how"] == "controller"] == [
+        {"uuid": "GPU-0", "prior_mw": 650_000, "how": "controller"}
+    ]
+    world.send(world.make_plan(window_step(None)))
+    world.advance(S)
+    assert world.requested() == [650_000, 700_000]
+
+
+def test_a_new_limit_of_an_admin_becomes_the_prior_while_the_gpu_rests() -> None:
+    world = World(1).start()
+    world.devices.write_foreign("GPU-0", 650_000)
+    world.advance(6 * S)
+    assert world.said("prior")[-1] == {"uuid": "GPU-0", "prior_mw": 650_000, "how": "read"}
+    world.window(200_000)
+    world.send(world.make_plan(window_step(None)))
+    world.advance(S)
+    assert world.requested() == [650_000]
+
+
+def test_a_value_of_ours_is_never_taken_for_a_prior_limit() -> None:
+    world = World(1).start()
+    world.window(300_000)
+    world.send(world.make_plan(window_step(None)))
+    world.advance(S)
+    world.devices.write_foreign("GPU-0", 300_000)
+    world.advance(6 * S)
+    assert world.reports[-1].gpus[0].prior_mw == 700_000
+    world.start()
+    assert world.reports[-1].gpus[0].prior_mw == 700_000
+
+
+def test_an_unreadable_entry_costs_its_gpu_only() -> None:
+    world = World()
+    world.journal["GPU-1"] = "filled with NUL bytes"
+    world.start()
+    world.window(200_000)
+    world.advance(S)
+    assert world.requested() == [200_000, 700_000, 200_000]
+    report = world.reports[-1].gpus[1]
+    assert report.prior_mw is None and "NUL bytes" in report.fault
+
+
+def test_limits_die_with_the_driver() -> None:
+    world = World(1).start()
+    world.window(200_000)
+    world.send(world.make_plan(window_step(None)))
+    world.advance(S)
+    world.devices.write_foreign("GPU-0", 200_000)
+    world.driver_start = "d2"
+    world.devices.reset("GPU-0")
+    world.issued["GPU-0"].clear()
+    world.start()
+    assert world.reports[-1].gpus[0].prior_mw == 700_000
+
+
+# ------------------------------------------------------------------------------------------ other writers
+
+
+def test_a_foreign_raise_in_the_window_is_taken_back_but_not_in_a_loop() -> None:
+    world = World(1).start()
+    world.window(200_000)
+    for _ in range(30):
+        world.devices.write_foreign("GPU-0", 700_000)
+        world.advance(S)
+    assert 5 <= len(world.said("conflict")) <= 7
+    assert world.said("conflict")[0] == {"uuid": "GPU-0", "ours_mw": 200_000, "found_mw": 700_000}
+    world.advance(6 * S)
+    assert world.requested() == [200_000]
+
+
+def test_a_lower_foreign_limit_stays_and_is_not_restored() -> None:
+    world = World(1).start()
+    run = world.begin_job(1, 0)
+    world.window(200_000, {run: 400_000})
+    world.devices.write_foreign("GPU-0", 310_000)
+    world.advance(10 * S)
+    world.window(200_000, {run: 500_000})
+    world.advance(10 * S)
+    assert world.requested() == [310_000]
+    assert len(world.said("conflict")) == 1
+    world.send(world.make_plan(window_step(None)))
+    world.advance(10 * S)
+    assert world.requested() == [310_000]
+    assert world.said("conflict")[-1]["found_mw"] == 310_000
+    assert world.reports[-1].gpus[0].prior_mw == 310_000
+
+
+def test_a_bmc_limit_below_ours_is_no_fault_and_its_end_is_reported() -> None:
+    world = World(1).start()
+    run = world.begin_job(1, 0)
+    world.devices.set_bmc_limit("GPU-0", 250_000)
+    world.window(200_000, {run: 400_000})
+    world.advance(3 * S)
+    report = world.reports[-1].gpus[0]
+    assert (report.enforced_mw, report.ceiling_mw, report.fault) == (250_000, 400_000, "")
+    world.devices.set_bmc_limit("GPU-0", None)
+    world.advance(1100 * MS)
+    assert world.reports[-1].gpus[0].enforced_mw == 400_000
+
+
+# ------------------------------------------------------------------------------------------------- faults
+
+
+def test_each_gpu_fails_on_its_own_and_is_tried_again() -> None:
+    world = World().start()
+    world.devices.fail("set", LostError("off the bus", uuid="GPU-1"))
+    world.window(200_000)
+    world.advance(20 * S)
+    assert world.requested() == [200_000, 700_000, 200_000]
+    tried = len([1 for uuid, _ in world.devices.sets if uuid == "GPU-1"])
+    assert 4 <= tried <= 9, "tried again, with growing pauses"
+    world.devices.clear_faults()
+    world.advance(6 * S)
+    assert world.requested() == [200_000] * 3
+
+
+def test_a_set_whose_answer_was_lost_counts_at_the_most_it_can_be() -> None:
+    world = World(1).start()
+    run = world.begin_job(1, 0)
+    world.window(200_000, {run: 300_000})
+    world.advance(S)
+    world.devices.fail("set", DeadlineError("no answer", uuid="GPU-0"), times=1)
+    world.window(200_000, {run: 600_000})
+    world.advance(20 * MS)
+    assert world.reports[-1].gpus[0].ceiling_mw == 600_000
+    assert world.reports[-1].gpus[0].requested_mw == 300_000
+
+
+def test_success_without_effect_is_not_believed() -> None:
+    world = World(1).start()
+    world.devices.fail_set_quietly("GPU-0", "ignored")
+    world.window(200_000)
+    world.advance(2 * S)
+    assert world.said("readback") == [] and world.said("conflict") == []
+    assert world.reports[-1].gpus[0].ceiling_mw == 700_000
+    world.devices.clear_faults()
+    world.advance(6 * S)
+    assert world.requested() == [200_000]
+
+
+def test_no_library_leaves_the_agent_up_and_trying() -> None:
+    world = World(1)
+    world.devices.fail("list", LibraryGoneError("libnvidia-ml.so.1 is missing"))
+    world.start()
+    world.advance(100 * S)
+    assert any("libnvidia-ml" in fault for fault in world.reports[-1].faults)
+    assert 3 <= world.devices.calls.count("list") <= 6
+    world.devices.clear_faults()
+    world.advance(31 * S)
+    assert len(world.reports[-1].gpus) == 1
+
+
+def test_a_gpu_that_cannot_be_read_becomes_unknown_and_not_empty() -> None:
+    world = World(2).start()
+    world.window(200_000)
+    world.devices.fail("sample", DeadlineError("hangs", uuid="GPU-0"))
+    world.advance(3 * S)
+    assert world.reports[-1].gpus[0].ceiling_mw == 200_000, "the last safe state holds for a while"
+    world.advance(15 * S)
+    report = world.reports[-1].gpus[0]
+    assert report.ceiling_mw is None and report.requested_mw is None and "hangs" in report.fault
+    assert world.reports[-1].gpus[1].ceiling_mw == 200_000
+
+
+def test_an_absurd_draw_is_unknown() -> None:
+    world = World(1).start()
+    gpu = world.devices.gpus["GPU-0"]
+    gpu.demand_mw, gpu.enforced_mw = 2_500_000, 2_600_000
+    world.advance(6 * S)
+    assert world.reports[-1].gpus[0].draw_mw is None
+    assert any("not believed" in fault for fault in world.reports[-1].faults)
+
+
+def test_a_run_at_an_unknown_position_touches_no_other_gpu() -> None:
+    world = World()
+    del world.positions[2]
+    world.start()
+    run = world.begin_job(1, 2)
+    assert world.window(200_000, {run: 300_000})
+    world.advance(S)
+    assert world.requested() == [200_000, 200_000, 700_000]
+    assert any("position 2" in fault for fault in world.reports[-1].faults)
+    assert world.reports[-1].runs[0].gpus == ()
+    assert world.reports[-1].gpus[2].fault
+    world.end_job(run)
+    assert world.requested()[2] == 200_000, "a GPU that no job can have is parked"
+
+
+# --------------------------------------------------------------------------------------- restart and stop
+
+
+def test_a_restarted_agent_adopts_and_raises_nothing() -> None:
+    world = World().start()
+    run = world.begin_job(1, 0)
+    world.window(200_000, {run: 400_000})
+    sets = len(world.devices.sets)
+    world.start(connected=False)
+    world.advance(60 * S)
+    assert len(world.devices.sets) == sets
+    assert world.said("adopted")
+    assert world.state.highest_epoch == 1
+
+
+def test_a_restarted_agent_goes_on_with_the_schedule() -> None:
+    world = World().start()
+    world.send(world.make_plan(window_step(200_000), window_step(None, {}, 30.0)))
+    world.start(connected=False)
+    world.advance(29 * S)
+    assert world.requested() == [200_000] * 3
+    world.advance(2 * S)
+    assert world.requested() == list(ALL)
+
+
+def test_an_agent_killed_between_plan_and_set_lowers_but_does_not_raise() -> None:
+    world = World(2, instant=False).start()
+    world.answer_all()
+    up, down = world.begin_job(1, 0), world.begin_job(2, 1)
+    world.window(200_000, {up: 300_000, down: 600_000})
+    world.answer_all()
+    world.advance(S)
+    world.answer_all()
+    world.window(200_000, {up: 500_000, down: 300_000})
+    world.instant = True
+    world.start(connected=False)
+    world.advance(10 * S)
+    assert world.requested() == [300_000, 300_000]
+
+
+def test_caps_without_a_plan_file_stay_until_a_plan_comes() -> None:
+    world = World(1).start()
+    world.window(200_000)
+    world.plan_file = None
+    world.start()
+    world.advance(60 * S)
+    assert world.requested() == [200_000]
+    world.send(world.make_plan(window_step(None)))
+    world.advance(S)
+    assert world.requested() == [700_000]
+
+
+def test_before_job_files_are_read_nobody_is_parked() -> None:
+    world = World(1).start()
+    run = world.begin_job(1, 0)
+    world.window(200_000, {run: 400_000})
+    held = world.plan_file
+    world.start()
+    state = dataclasses.replace(world.state, jobs_read=False, runs={})
+    _, actions = step(state, m.Tick(), world.now_ns)
+    assert held is not None and not [a for a in actions if isinstance(a, m.SetLimit)]
+
+
+def test_sigterm_in_a_window_holds_and_leaves_a_restorer_for_its_end() -> None:
+    world = World().start()
+    world.send(world.make_plan(window_step(200_000), window_step(None, {}, 30.0)))
+    end_ns = world.now_ns + 30 * S
+    world.advance(10 * S)
+    world.event(m.StopAsked())
+    assert world.exited and world.restore_at_ns == end_ns
+    assert world.requested() == [200_000] * 3
+    assert "3 GPUs keep" in world.said("stopped")[0]["reason"]
+
+
+def test_sigterm_without_caps_just_ends() -> None:
+    world = World().start()
+    world.event(m.StopAsked())
+    assert world.exited and world.restore_at_ns is None
+
+
+def test_sigterm_waits_for_a_set_under_way_but_not_for_ever() -> None:
+    world = World(1, instant=False).start()
+    world.answer_all()
+    world.window(200_000)
+    world.event(m.StopAsked())
+    assert not world.exited
+    world.advance(4 * S)
+    assert world.exited
+
+
+# ------------------------------------------------------------------------------------------------ release
+
+
+def test_release_tells_the_controller_first_then_restores_all() -> None:
+    world = World().start()
+    run = world.begin_job(1, 0)
+    world.window(200_000, {run: 400_000})
+    world.order.clear()
+    count = len(world.reports)
+    world.event(m.ReleaseAsked())
+    assert world.order.index("SendReport") < world.order.index("SetLimit")
+    assert world.reports[count].released
+    assert world.requested() == list(ALL)
+    assert world.plan_file is None
+    world.advance(S)
+    assert not world.window(200_000)
+    assert world.requested() == list(ALL)
+    world.event(m.ResumeAsked())
+    world.advance(S)
+    assert world.requested() == list(ALL), "nothing happens until a plan comes"
+    assert world.window(200_000)
+    assert world.requested() == [200_000] * 3
+
+
+# --------------------------------------------------------------------------------------------------- time
+
+
+def test_reports_come_every_second_in_a_window_and_every_five_otherwise() -> None:
+    world = World(1).start()
+    world.advance(S)
+    count = len(world.reports)
+    world.advance(60 * S)
+    assert 10 <= len(world.reports) - count <= 14
+    world.window(200_000)
+    world.advance(S)
+    count = len(world.reports)
+    world.advance(60 * S)
+    assert 55 <= len(world.reports) - count <= 65
+
+
+def test_the_core_is_not_woken_without_need() -> None:
+    world = World(3).start()
+    world.advance(S)
+    wakes = 0
+    ends_ns = world.now_ns + 60 * S
+    while (due_ns := next_deadline_ns(world.state, world.now_ns)) <= ends_ns:
+        world.devices.advance(max(1, due_ns - world.now_ns))
+        world.event(m.Tick())
+        wakes += 1
+    assert wakes <= 40
+
+
+def test_steps_are_kept_as_instants() -> None:
+    world = World(1).start()
+    world.send(world.make_plan(PlanStep(starts_in_s=0.0, park_cap_mw=200_000), window_step(None, {}, 12.0)))
+    world.advance(4 * S)
+    assert world.reports[-1].window_ends_in_s == pytest.approx(8.0, abs=1.1)
