@@ -152,21 +152,16 @@ class RemoteGpuDevices:
         key = key or uuid
         async with self._lock:
             self._check_held_back(key, uuid)
-            if (
-                self._process is not None and self._process.has_ended
-            ):  # between two requests: no device's fault
-                await self._lose(self._process)
+            if self._process is not None and self._process.has_ended:
+                await self._lose(self._process)  # it died between two requests, which is no device's fault
             process = self._process or await self._start()
             try:
                 reply = await process.ask(call, self._deadline_s, uuid)
             except DeviceError as error:  # it hangs or it died: this device is to blame, if one was asked
                 await self._lose(process)
-                blamed = (
-                    self._held_back.setdefault(key, _BackOff(self._first_back_off_s))
-                    if key
-                    else self._back_off
-                )
-                blamed.fail(error)
+                if key and key not in self._held_back:
+                    self._held_back[key] = _BackOff(self._first_back_off_s)
+                (self._held_back[key] if key else self._back_off).fail(error)
                 raise
             except BaseException:  # cancelled half-way: the next request would get the answer to this one
                 await self._lose(process)
@@ -175,10 +170,8 @@ class RemoteGpuDevices:
                 self._succeeded(key)
                 return reply
             answer = to_error(reply.failed)
-            if isinstance(
-                answer, LibraryGoneError
-            ):  # the process ends now; a new one would soon hear the same
-                await self._lose(process)
+            if isinstance(answer, LibraryGoneError):
+                await self._lose(process)  # it ends now, and a new one would soon hear the same
                 self._back_off.fail(answer)
             else:
                 self._succeeded(key)
