@@ -105,9 +105,15 @@ void node_close(struct node *node)
 
 void node_lock(struct node *node)
 {
+    int result = pthread_mutex_lock(&node->state->mutex);
+
     /* The holder was killed. Every change ends by publishing a counter or a slot, so the state is usable as it is. */
-    if (pthread_mutex_lock(&node->state->mutex) == EOWNERDEAD)
-        pthread_mutex_consistent(&node->state->mutex);
+    if (result == EOWNERDEAD)
+        result = pthread_mutex_consistent(&node->state->mutex);
+    if (result != 0) {
+        fprintf(stderr, "nvml stand-in: cannot lock the state of the node: %s\n", strerror(result));
+        abort();
+    }
 }
 
 void node_unlock(struct node *node)
