@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -130,6 +132,33 @@ def test_too_many_connections_are_told_to_try_again(tmp_path: Path) -> None:
                 await asyncio.sleep(0.01)
             for _, other in held[1:]:
                 other.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_cannot_take_all_connections(tmp_path: Path) -> None:
+    hold = (
+        "import os, socket, sys\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        "held = []\n"
+        "for _ in range(4):\n"
+        "    s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); held.append(s)\n"
+        "print(sum(b'too many' in s.recv(200) for s in held[1:]), flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+
+    async def scenario() -> None:
+        async with server(tmp_path) as path:
+            for folder in [path.parent, *path.parent.parents][:-2]:
+                folder.chmod(folder.stat().st_mode | 0o055 & ~0o022)
+            child = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", hold, str(path), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            assert child.stdout is not None
+            assert await child.stdout.readline() == b"3\n"
+            assert (await raw(path, b'{"command": "status"}\n')).ok
+            await child.communicate(b"")
 
     asyncio.run(scenario())
 
