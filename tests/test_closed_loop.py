@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from .world import NS, Fate, World
 W = 1000
 
 
-def full_site(seed: int, fate: Fate | None = None, **policy: object) -> World:
+def full_site(seed: int, fate: Fate | None = None, **policy: Any) -> World:
     """Three nodes of four GPUs, all busy, one run over two nodes; baselines seen."""
     world = World(seed, fate=fate, **policy)
     world.run(2)

@@ -287,8 +287,7 @@ class World:
             case nm.WriteJournal(entry=entry):
                 node.journal[entry.uuid] = entry
             case nm.SetLimit(uuid=uuid, cap_mw=cap_mw):
-                entry = node.journal.get(uuid)
-                if entry is None:
+                if uuid not in node.journal:
                     self.violations.append(f"{uuid}: set without a journal entry")
                 self.after(self._lag(self.fate.set_delay_s), lambda: self._set(node, uuid, cap_mw, life))
             case nm.SavePlan(held=held):
@@ -304,7 +303,8 @@ class World:
             case nm.ListDevices():
                 self.after(0.01, later(self._listed(node)))
             case nm.Sample(uuids=uuids, quick=quick):
-                self.after(0.005, lambda: later(self._sampled(node, uuids, quick))())
+                answer = self._sampled(node, uuids, quick)
+                self.after(0.005, later(answer))
             case nm.LeaveRestorer() | nm.Exit():
                 raise AssertionError("nobody asked an agent of this world to stop")
 
@@ -323,7 +323,7 @@ class World:
                     persistence=True,
                 )
             )
-        positions = {i: uuid for i, uuid in enumerate(node.devices)}
+        positions = dict(enumerate(node.devices))
         journal: dict[str, JournalEntry | str | None] = {
             uuid: node.journal.get(uuid) for uuid in node.devices
         }
@@ -396,8 +396,8 @@ class World:
         limit_mw += self.said_shortfall_mw
         if self.site_mw() > limit_mw:
             self.violations.append(
-                f"{(self.now_ns - self.limit_set_ns) / NS:.2f} s after the limit: {device.uuid} went from {before_mw} to "
-                f"{device.enforced_mw} and the site to {self.site_mw()} over {limit_mw}"
+                f"{(self.now_ns - self.limit_set_ns) / NS:.2f} s after the limit: {device.uuid} went from "
+                f"{before_mw} to {device.enforced_mw} and the site to {self.site_mw()} over {limit_mw}"
             )
 
     # ------------------------------------------------------------------------------------------- jobs
@@ -431,7 +431,7 @@ class World:
                 self._to_agent(node, nm.JobFilesRead(files=tuple(node.jobs.values())))
 
     def cap_of(self, run: Run) -> set[int]:
-        found = set()
+        found: set[int] = set()
         for node in self.nodes.values():
             if run in node.jobs:
                 devices = list(node.devices.values())

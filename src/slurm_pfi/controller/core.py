@@ -142,7 +142,13 @@ class Core:
     ) -> tuple[RunView, list[Action]]:
         """A run not known so far. Inside a window it waits for power, unless it was there before we were."""
         run = run_report.run
-        view = RunView(run=run, first_seen_ns=now_ns, user_flex=run_report.flex, read_due_ns=now_ns)
+        view = RunView(
+            run=run,
+            first_seen_ns=now_ns,
+            user_flex=run_report.flex,
+            read_due_ns=now_ns,
+            gpus={report.node: run_report.gpus},
+        )
         older = [known for known in state.runs if known.job_id == run.job_id and known.restart > run.restart]
         if older:
             return msgspec.structs.replace(view, phase="gone", read_due_ns=None), []

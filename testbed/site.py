@@ -1,0 +1,466 @@
+"""A whole site under one folder: a real Slurm cluster with simulated GPUs, node agents, a controller, an observer.
+
+    with Site(SiteOptions()) as site:
+        job = site.submit("L70 FT nc", gpus=8, flex="medium")
+        site.cli("limit", "set", "20kW")
+
+Nodes n2 and n4 are scrambled: gres position, minor number and NVML index differ for every GPU. Jobs run as an ordinary
+user. Everything listens on loopback or in the folder, and ``stop`` ends each process by its own pid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, TypedDict
+
+from . import gpus
+from .cluster import REPO, Cluster, ClusterError, ClusterOptions, Gpu, wait_until
+
+START_S: Final = 40.0
+STOP_S: Final = 20.0
+CONFIG: Final = """\
+cluster = "{name}"
+mode = "{mode}"
+
+[[node_set]]
+names = "{nodes}"
+gpus = {gpus}
+gpu_max_w = 700
+overhead_w = {overhead_w}
+
+[controller]
+user = "{user}"
+state_dir = "{root}/controller/state"
+run_dir = "{root}/controller/run"
+
+[node]
+state_dir = "{root}/nodes"
+identity_dir = "{root}/identity"
+
+[slurm]
+conf = "{slurm_conf}"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteOptions:
+    """``policy`` and ``times`` are TOML lines for these sections; ``scrambled`` names nodes of mixed-up numbering."""
+
+    nodes: int = 4
+    gpus: int = 8
+    overhead_w: float = 1000.0
+    mode: str = "enforce"
+    scrambled: tuple[str, ...] = ("n2", "n4")
+    slurm_user: str | None = None
+    policy: Mapping[str, Any] = field(default_factory=lambda: {"none_partitions": ["urgent"]})
+    times: Mapping[str, Any] = field(default_factory=dict)
+    keep: bool = False
+
+
+class _Account(TypedDict, total=False):
+    user: int
+    group: int
+    extra_groups: list[int]
+
+
+class Site:
+    """Starts with ``start()`` or ``with``, and must be stopped. Not for use by several threads."""
+
+    def __init__(self, options: SiteOptions | None = None) -> None:
+        self.options = options or SiteOptions()
+        self.root = Path()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.cluster: Cluster
+
+    # ------------------------------------------------------------------------------------------ start and stop
+
+    def start(self) -> Site:
+        """Bring everything up, and return when the controller has heard every node."""
+        self.root = Path(tempfile.mkdtemp(prefix="pfi-site-"))
+        self.root.chmod(0o755)
+        try:
+            self._copy_for_jobs()
+            self._start_cluster()
+            self._create_gpus()
+            self._write_config()
+            self.start_controller()
+            for node in self.node_names:
+                self.start_agent(node)
+            self.wait_heard(*self.node_names)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __enter__(self) -> Site:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        leftovers = self.stop()
+        if error is None and leftovers:
+            raise ClusterError("; ".join(leftovers))
+
+    def stop(self) -> list[str]:
+        """End agents, controller and cluster, each by its pid. Returns what was not as it should be."""
+        troubles: list[str] = []
+        for name in [name for name in self._processes if name != "controller"]:
+            self._end(name, troubles)
+        if "controller" in self._processes:
+            self._end("controller", troubles)
+        if hasattr(self, "cluster") and self.cluster in Cluster.running:
+            report = self.cluster.stop()
+            troubles += [f"{node} out of service: {why}" for node, why in report.drained.items()]
+            troubles += list(report.leftovers)
+        troubles += self._end_restorers()
+        if not self.options.keep:
+            shutil.rmtree(self.root, ignore_errors=True)
+        return troubles
+
+    def _copy_for_jobs(self) -> None:
+        """Jobs run as another user, who may not be able to read where this project lies: they get a copy."""
+        python = self.root / "python"
+        shutil.copytree(
+            REPO / "src/slurm_pfi", python / "slurm_pfi", ignore=shutil.ignore_patterns("__pycache__")
+        )
+        shutil.copy(gpus.library_path(), self.root / "libnvidia-ml.so.1")
+        (self.root / "out").mkdir(mode=0o777)
+        (self.root / "out").chmod(0o1777)
+
+    def _start_cluster(self) -> None:
+        options = self.options
+        names = [f"n{number}" for number in range(1, options.nodes + 1)]
+        gres = {
+            name: [
+                Gpu(minor=device.minor)
+                for device in gpus.plan_devices(
+                    name, options.gpus, Path("/"), scrambled=name in options.scrambled
+                )
+            ]
+            for name in names
+        }
+        job_env = {
+            "PYTHONPATH": str(self.root / "python"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PFI_STANDIN_LIB": str(self.root / "libnvidia-ml.so.1"),
+            "PFI_SIM_DIR": str(self.root / "sim"),
+            "SLURM_PFI_PROGRESS": f"{self.root}/nodes/%n/progress.sock",
+        }
+        self.cluster = Cluster(
+            ClusterOptions(
+                nodes=options.nodes,
+                gres=gres,
+                job_env=job_env,
+                slurm_user=options.slurm_user,
+                parent=self.root,
+                keep=options.keep,
+            )
+        ).start()
+        (self.root / "nodes").symlink_to(self.cluster.state_dir)
+
+    def _create_gpus(self) -> None:
+        for name in self.node_names:
+            gpus.create_node(
+                self.sim_dir(name),
+                gpus=self.options.gpus,
+                device_dir=self.cluster.layout.device(name, 0).parent,
+                scrambled=name in self.options.scrambled,
+            )
+            identity = self.root / "identity" / name
+            identity.mkdir(parents=True)
+            (identity / "boot_id").write_text(f"{uuid.uuid4()}\n")
+            (identity / "driver_start").write_text("1\n")
+
+    def _write_config(self) -> None:
+        account = self.controller_account
+        for folder in ("controller", "controller/state", "controller/run"):
+            path = self.root / folder
+            path.mkdir(mode=0o755)
+            if os.getuid() == 0:
+                os.chown(path, account.pw_uid, account.pw_gid)
+        options = self.options
+        text = CONFIG.format(
+            name=self.cluster.options.name,
+            mode=options.mode,
+            nodes=f"n[1-{options.nodes}]" if options.nodes > 1 else "n1",
+            gpus=options.gpus,
+            overhead_w=options.overhead_w,
+            user=account.pw_name,
+            root=self.root,
+            slurm_conf=self.cluster.slurm_conf,
+        )
+        for section, values in (("policy", options.policy), ("times", options.times)):
+            lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+            text += "\n".join(["", f"[{section}]", *lines, ""])
+        self.config_file.write_text(text)
+
+    # ------------------------------------------------------------------------------------------ daemons
+
+    def start_controller(self) -> None:
+        """Start it, and return when it answers."""
+        account = self.controller_account
+        switch: _Account = {}
+        if account.pw_uid != os.getuid():
+            switch = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+        self._spawn("controller", ["controller"], {}, switch)
+        self._wait_for("controller", lambda: self.cli("status", check=False).returncode == 0)
+
+    def start_agent(self, node: str, *, wait: bool = True) -> None:
+        """Start the agent of a node, and return when it answers."""
+        environment = gpus.nvml_environment(self.sim_dir(node))
+        self._spawn(node, ["node", "run", "--node-name", node], environment, {})
+        if wait:
+            self._wait_for(node, lambda: self.node_cli(node, "status", check=False).returncode == 0)
+
+    def wait_heard(self, *nodes: str, timeout_s: float = START_S) -> None:
+        """Wait until the controller shows these nodes as ok, with all their GPUs' prior limits known."""
+
+        def heard() -> bool:
+            shown = {node["name"]: node for node in self.status()["nodes"]}
+            return all(shown[n]["state"] == "ok" and not shown[n]["prior_unknown"] for n in nodes)
+
+        wait_until(heard, timeout_s, f"the controller has heard {', '.join(nodes)}")
+
+    def send_signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a daemon: a node's name, or ``controller``."""
+        self._processes[name].send_signal(number)
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
+        """End a daemon by a signal and wait for its end; returns its exit status."""
+        process = self._processes.pop(name)
+        process.send_signal(number)
+        return process.wait(timeout=STOP_S)
+
+    def log_of(self, name: str) -> str:
+        """What a daemon wrote to its log so far."""
+        return (self.root / f"{name}.log").read_text()
+
+    def _spawn(
+        self, name: str, arguments: list[str], environment: Mapping[str, str], switch: _Account
+    ) -> None:
+        with (self.root / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "slurm_pfi", *arguments],
+                env={**self.cluster.client_env, **self._config_env, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.root,
+                start_new_session=True,
+                **switch,
+            )
+
+    def _wait_for(self, name: str, ready: Any) -> None:
+        process = self._processes[name]
+
+        def is_ready() -> bool:
+            if process.poll() is not None:
+                raise ClusterError(f"{name} ended with {process.returncode}: {self.log_of(name)[-2000:]}")
+            return bool(ready())
+
+        wait_until(is_ready, START_S, f"{name} answers")
+
+    def _end(self, name: str, troubles: list[str]) -> None:
+        process = self._processes.pop(name)
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+            try:
+                process.wait(timeout=STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                troubles.append(f"{name} did not end on SIGTERM")
+                return
+        if process.returncode != 0:
+            troubles.append(f"{name} ended with {process.returncode}: {self._tail(name)}")
+
+    def _tail(self, name: str) -> str:
+        with contextlib.suppress(OSError):
+            return self.log_of(name)[-500:]
+        return ""
+
+    def _end_restorers(self) -> list[str]:
+        """Restorers that agents left behind belong to this site and go with it."""
+        from .cluster import processes_naming
+
+        left = processes_naming(self.root) if self.root != Path() else {}
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return [f"left running: {command}" for command in left.values() if "restorer" not in command]
+
+    # ------------------------------------------------------------------------------------------ names
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        return self.cluster.node_names
+
+    @property
+    def config_file(self) -> Path:
+        return self.root / "slurm-pfi.toml"
+
+    @property
+    def _config_env(self) -> dict[str, str]:
+        return {"SLURM_PFI_CONF": str(self.config_file), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    @property
+    def controller_account(self) -> pwd.struct_passwd:
+        """Who runs the controller: SlurmUser."""
+        return self.cluster.options.slurm_account
+
+    def sim_dir(self, node: str) -> Path:
+        """The stand-in's folder of a node."""
+        return self.root / "sim" / node
+
+    def node_dir(self, node: str) -> Path:
+        """The agent's folder of a node."""
+        return self.root / "nodes" / node
+
+    # ------------------------------------------------------------------------------------------ use
+
+    def cli(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run ``slurm-pfi`` as an admin."""
+        return self._slurm_pfi(list(arguments), check=check)
+
+    def node_cli(self, node: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run ``slurm-pfi node`` on a node, as its admin."""
+        command = ["node", *arguments, "--node-name", node]
+        return self._slurm_pfi(command, check=check, environment=gpus.nvml_environment(self.sim_dir(node)))
+
+    def _slurm_pfi(
+        self, arguments: list[str], *, check: bool, environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "slurm_pfi", *arguments],
+            env={**self.cluster.client_env, **self._config_env, **(environment or {})},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            cwd=self.root,
+        )
+        if check and done.returncode != 0:
+            raise ClusterError(
+                f"slurm-pfi {' '.join(arguments)}: exit {done.returncode}: {done.stderr.strip()}"
+            )
+        return done
+
+    def ask(self, command: str, args: dict[str, Any] | None = None) -> Any:
+        """Put a question to the controller over its socket, without the cost of starting a command line."""
+        from slurm_pfi.bus.control import ask
+
+        reply = ask(self.root / "controller/run/control.sock", command, args)
+        if not reply.ok:
+            raise ClusterError(f"{command}: {reply.message}")
+        return reply.data
+
+    def status(self) -> Any:
+        """``slurm-pfi status --json``."""
+        return self.ask("status")
+
+    def jobs(self) -> dict[int, Any]:
+        """``slurm-pfi jobs --json``, by job id."""
+        return {run["job_id"]: run for run in self.ask("jobs")}
+
+    def submit(
+        self,
+        workload: str,
+        *,
+        gpus: int,
+        nodes: int = 1,
+        flex: str | None = None,
+        partition: str = "main",
+        where: str | None = None,
+        seconds: float | None = None,
+    ) -> int:
+        """Submit a simulated training job of ``gpus`` GPUs a node, as an ordinary user; returns the job id."""
+        length = "" if seconds is None else f" --seconds {seconds:g}"
+        command = f'python3 -m slurm_pfi.sim.job --workload "{workload}" --log {self.root}/out/$SLURM_JOB_ID.jsonl{length}'
+        if nodes > 1:
+            command = f"srun --ntasks-per-node=1 {command}"
+        else:
+            command = f"exec {command}"
+        arguments = [
+            f"--gres=gpu:{gpus}",
+            f"--nodes={nodes}",
+            f"--partition={partition}",
+            "--ntasks-per-node=1",
+        ]
+        if flex is not None:
+            arguments.append(f"--power-flex={flex}")
+        if where is not None:
+            arguments.append(f"--nodelist={where}")
+        return self.cluster.sbatch(f"#!/bin/sh\n{command}\n", *arguments)
+
+    def wait_training(self, *jobs: int, timeout_s: float = 30.0) -> None:
+        """Wait until each of these jobs has made tokens."""
+        for job in jobs:
+            self.cluster.wait_job_state(job, "RUNNING", timeout_s=timeout_s)
+            wait_until(lambda job=job: bool(self.tokens(job)), timeout_s, f"job {job} makes tokens")  # type: ignore[misc]
+
+    def tokens(self, job: int) -> list[tuple[int, float]]:
+        """The job's own token log: (CLOCK_MONOTONIC ns, tokens so far)."""
+        path = self.root / "out" / f"{job}.jsonl"
+        if not path.exists():
+            return []
+        lines = path.read_text().splitlines()
+        found = []
+        for line in lines:
+            with contextlib.suppress(json.JSONDecodeError):
+                entry = json.loads(line)
+                found.append((int(entry["mono_ns"]), float(entry["tokens"])))
+        return found
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Every GPU as the simulation has it: node, uuid, requested and effective limit, draw."""
+        return [
+            {
+                "node": node,
+                "uuid": state.uuid,
+                "requested_mw": state.requested_mw,
+                "effective_mw": state.effective_mw,
+                "draw_mw": state.draw_mw,
+                "job": state.job,
+            }
+            for node in self.node_names
+            for state in gpus.snapshot(self.sim_dir(node))
+        ]
+
+    def wait_restored(self, expected: Mapping[str, int], timeout_s: float = 30.0) -> None:
+        """Wait until every GPU is at its expected limit (by UUID, in mW)."""
+
+        def restored() -> bool:
+            return all(gpu["effective_mw"] == expected[gpu["uuid"]] for gpu in self.snapshot())
+
+        wait_until(restored, timeout_s, "every GPU is back at its prior limit")
+
+    def save_run(self, folder: Path) -> None:
+        """Copy traces and audit files to where the checker looks for them."""
+        for node in self.node_names:
+            place = folder / "nodes" / node
+            place.mkdir(parents=True, exist_ok=True)
+            shutil.copy(self.sim_dir(node) / "trace.jsonl", place / "trace.jsonl")
+            shutil.copy(self.node_dir(node) / "audit.jsonl", place / "audit.jsonl")
+        (folder / "controller").mkdir(parents=True, exist_ok=True)
+        shutil.copy(self.root / "controller/state/audit.jsonl", folder / "controller/audit.jsonl")
+
+
+def sleep_until(mono_ns: int) -> None:
+    """For measurements over a stretch of time; never a wait for something to happen."""
+    time.sleep(max(0.0, (mono_ns - time.monotonic_ns()) / 1e9))
