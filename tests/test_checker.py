@@ -204,6 +204,7 @@ def test_a_correct_run_passes_and_says_what_was_checked(tmp_path: Path) -> None:
     # 2 x 450 + 600 + 200 and, for a moment at 9.24 s, 2 x 450 + 500 + 300: both exactly the 1700 W that there are.
     assert verdict.result("1").margin_mw == 0
     assert verdict.result("9").checked == 13
+    assert "under 4200 W 0.061 s after it came into force" in verdict.result("1").notes
     assert "holds" in verdict.text() and "worst margin 0 W" in verdict.text()
 
 
@@ -628,20 +629,19 @@ def test_two_hundred_thousand_lines_in_five_seconds(tmp_path: Path) -> None:
         (folder / "nodes" / "n1" / "audit.jsonl").open("a") as audit,
     ):
         for at in range(170_000):
-            kernel = {"mono_ns": ns(9.5) + at, "event": "kernel", "uuid": "GPU-a", "pid": 1, "job": "10.0"}
-            trace.write(json.dumps({**kernel, "effective_mw": 450 * W}) + "\n")
+            trace.write(
+                f'{{"mono_ns":{ns(9.5) + at},"event":"kernel","uuid":"GPU-a","effective_mw":450000,'
+                '"pid":1,"job":"10.0"}\n'
+            )
         for at in range(30_000):
-            cap_mw = 440 * W + at % 10 * W
-            entry = {
-                "mono_ns": ns(11) + 2 * at,
-                "event": "set",
-                "uuid": "GPU-a",
-                "cap_mw": cap_mw,
-                "reason": "x",
-            }
-            line = {"mono_ns": ns(11) + 2 * at + 1, "event": "limit", "uuid": "GPU-a", "pid": 1}
-            audit.write(json.dumps(entry) + "\n")
-            trace.write(json.dumps({**line, "effective_mw": cap_mw, "requested_mw": cap_mw}) + "\n")
+            at_ns, cap_mw = ns(11) + 2 * at, 440_000 + at % 10 * 1000
+            audit.write(
+                f'{{"mono_ns":{at_ns},"event":"set","uuid":"GPU-a","cap_mw":{cap_mw},"reason":"x"}}\n'
+            )
+            trace.write(
+                f'{{"mono_ns":{at_ns + 1},"event":"limit","uuid":"GPU-a","effective_mw":{cap_mw},'
+                f'"requested_mw":{cap_mw},"pid":1}}\n'
+            )
     begun = time.process_time()
     verdict = check_run(folder)
     used_s = time.process_time() - begun

@@ -76,12 +76,35 @@ class _Excess:
         return Finding(HOLDS, self.worst_ns, "", "", text)
 
 
+class _Settling:
+    """How soon the limits in force came under each limit: no invariant, but what people ask first."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._since: int | None = None
+        self.notes: list[str] = []
+
+    def see(self, time_ns: int, total_mw: int) -> None:
+        limit_mw = self._site.limit.value_at(time_ns)
+        if limit_mw == UNBOUNDED:
+            self._since = None
+        elif total_mw > limit_mw:
+            self._since = self._since or self._site.limit.start_of(time_ns)
+        elif self._since is not None:
+            self.notes.append(
+                f"under {limit_mw / 1000:.0f} W {(time_ns - self._since) / 1e9:.3f} s after it came into force"
+            )
+            self._since = None
+
+
 def check_sum(run: RunFolder, site: Site) -> Result:
     """Invariant 1, at every instant at which the sum or what is due changes."""
     margin = _Margin()
+    settling = _Settling(site)
     stretches: list[_Excess] = []
     open_excess: _Excess | None = None
     for time_ns, total_mw, due_mw in _instants(run, site):
+        settling.see(time_ns, total_mw)
         if open_excess is not None:
             open_excess.end_ns = time_ns
         if due_mw == UNBOUNDED:
@@ -106,7 +129,7 @@ def check_sum(run: RunFolder, site: Site) -> Result:
         tuple(findings),
         None if margin.at_ns is None else margin.mw,
         margin.at_ns,
-        _agentless(run, site),
+        (*_agentless(run, site), *settling.notes),
     )
 
 
