@@ -391,11 +391,9 @@ class Site:
     ) -> int:
         """Submit a simulated training job of ``gpus`` GPUs a node, as an ordinary user; returns the job id."""
         length = "" if seconds is None else f" --seconds {seconds:g}"
-        command = f'python3 -m slurm_pfi.sim.job --workload "{workload}" --log {self.root}/out/$SLURM_JOB_ID.jsonl{length}'
-        if nodes > 1:
-            command = f"srun --ntasks-per-node=1 {command}"
-        else:
-            command = f"exec {command}"
+        log = f"{self.root}/out/$SLURM_JOB_ID.jsonl"
+        command = f'python3 -m slurm_pfi.sim.job --workload "{workload}" --log {log}{length}'
+        command = f"srun --ntasks-per-node=1 {command}" if nodes > 1 else f"exec {command}"
         arguments = [
             f"--gres=gpu:{gpus}",
             f"--nodes={nodes}",
