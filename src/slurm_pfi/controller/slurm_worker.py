@@ -9,8 +9,8 @@ import structlog
 
 from ..config import Config
 from ..model import Run
-from ..slurm.backend import AdminComment, JobGone, JobInfo, SlurmBackend, Unavailable
-from ..slurm.tag import NotRewritable, merge
+from ..slurm.backend import JobGone, JobInfo, SlurmBackend, Unavailable
+from ..slurm.tagwrite import write_tag
 from .state import AllJobsRead, Event, JobRead, TagWritten, WriteTag
 
 READERS = 4
@@ -87,14 +87,8 @@ class SlurmWorker:
             await asyncio.sleep(self._pause_s)  # the rate limit itself, not a wait for something
 
     async def _write(self, order: WriteTag) -> bool:
-        """Read just before, write, so that foreign text survives. A comment that we cannot keep whole is left alone."""
-        comment = await self._backend.admin_comment(order.job.job_id)
-        if not isinstance(comment, AdminComment):
-            return isinstance(comment, JobGone)
-        merged = merge(comment.text, order.tag)
-        if isinstance(merged, NotRewritable):
-            log.info("tag not written", run=str(order.run), reason=merged.why)
-            return True
-        answer = await self._backend.set_admin_comment(order.job.spec, merged)
-        self._say(answer)
-        return not isinstance(answer, Unavailable)
+        """Whether the tag needs no other try now. A comment that we cannot keep whole is left alone, and said so."""
+        done = await write_tag(self._backend, order.job, order.tag)
+        if done.outcome in ("raced", "not_rewritable"):
+            log.info(f"tag {done.outcome.replace('_', ' ')}", run=str(order.run), reason=done.why)
+        return done.outcome != "unavailable"
