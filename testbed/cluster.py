@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Final, TypedDict
+from typing import ClassVar, Final
 
 from .cluster_files import (
     REPO,
@@ -38,12 +38,14 @@ from .cluster_files import (
     make_folders,
     write_files,
 )
+from .processes import become, processes_naming, submitter
 
 __all__ = ["REPO", "Cluster", "ClusterError", "ClusterOptions", "Gpu", "StopReport", "wait_until"]
 
 POLL_S: Final = 0.05
 START_DEADLINE_S: Final = 30.0
 STOP_DEADLINE_S: Final = 30.0
+LEFTOVER_GRACE_S: Final = 2.0
 START_TRIES: Final = 3
 ENDED_STATES: Final = frozenset(
     [
@@ -93,6 +95,7 @@ class Cluster:
         self.options = options or ClusterOptions()
         self.layout = Layout(Path())
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._ready = False
 
     # ------------------------------------------------------------------------------------------ start and stop
 
@@ -109,6 +112,7 @@ class Cluster:
                 write_files(self.layout, self.options, find_ports(1 + self.options.nodes))
                 try:
                     self._start_daemons()
+                    self._ready = True
                     break
                 except ClusterError as error:
                     # A port can be taken between our look and the daemon's bind.
@@ -176,7 +180,8 @@ class Cluster:
         Cluster.running.discard(self)
         drained: Mapping[str, str] = {}
         leftovers: list[str] = []
-        if "slurmctld" in self._daemons:
+        if self._ready:
+            state_lost = self._daemons["slurmctld"].poll() not in (None, 0)
             try:
                 if self._daemons["slurmctld"].poll() is not None:
                     self.start_slurmctld()
@@ -184,6 +189,9 @@ class Cluster:
                 self.cancel_all()
             except ClusterError as error:
                 leftovers.append(f"jobs not cancelled: {error}")
+            if state_lost:
+                # A slurmctld that was killed forgets the jobs of its last seconds, and nobody else ends them.
+                self._kill(processes_naming(self.layout.root, below="slurmstepd"))
         self._end_daemons()
         if "munged" in self._daemons:
             self._end("munged", signal.SIGTERM)
@@ -264,7 +272,7 @@ class Cluster:
                 timeout=timeout_s,
                 cwd=self.layout.out,
                 env={**self.client_env, **(env or {})},
-                **_switch(account),
+                **become(account),
             )
         except subprocess.TimeoutExpired as error:
             raise ClusterError(f"{' '.join(command)}: no end after {timeout_s:g} s") from error
@@ -322,13 +330,34 @@ class Cluster:
                 )
             time.sleep(POLL_S)
 
+    def requeue(self, job_id: int, timeout_s: float = 30.0) -> None:
+        """Requeue a running job and wait until its next run has begun; Slurm alone would hold it for two minutes."""
+        runs = int(self.job_fields(job_id)["Restarts"])
+        self.scontrol("requeue", str(job_id))
+        # PENDING only once the epilogs are done. One update: each puts the job off to the scheduler's next look.
+        self.wait_job_state(job_id, "PENDING", timeout_s=timeout_s)
+        # slurmd knows by whole seconds that a run is new (22.05): within the second it would skip the prolog. That is
+        # why Slurm by itself puts a requeued job off by two minutes.
+        new_at_unix_s = int(time.time()) + 2
+        wait_until(lambda: time.time() >= new_at_unix_s, 5, "the clock goes on")
+        self.scontrol("update", f"jobid={job_id}", "starttime=now")
+        self.wait_job_state(job_id, "RUNNING", timeout_s=timeout_s)
+        if int(self.job_fields(job_id)["Restarts"]) != runs + 1:
+            raise ClusterError(
+                f"job {job_id} had {runs} restarts and has {self.job_fields(job_id)['Restarts']}"
+            )
+
+    def job_file(self, node: str, job_id: int, restart: int = 0) -> Path:
+        """Where the prolog puts the job file of a run."""
+        return self.state_dir / node / "jobs" / f"{job_id}.{restart}"
+
     def drained_nodes(self) -> dict[str, str]:
         """Nodes out of service (drained, draining, down or failing), with state and reason."""
         lines = self._run(["sinfo", "-h", "-N", "-o", "%N|%T|%E"]).stdout.splitlines()
         bad = {}
         for line in lines:
             node, state, reason = line.split("|", 2)
-            if re.match(r"drain|down|fail|err|inval|unk", state):
+            if re.match(r"drain|down|fail|err|inval", state):
                 bad[node] = f"{state}: {reason}"
         return bad
 
@@ -366,7 +395,7 @@ class Cluster:
                 cwd=self.layout.root,
                 env={"PATH": SEARCH_PATH, "SLURM_CONF": str(self.slurm_conf), **(env or {})},
                 start_new_session=True,
-                **_switch(account),
+                **become(account),
             )
 
     def _alive(self, name: str) -> bool:
@@ -396,11 +425,19 @@ class Cluster:
 
     def _end_leftovers(self) -> list[str]:
         """Kill what still names our folder in its command line or environment; say what it was."""
+        with contextlib.suppress(
+            ClusterError
+        ):  # what a killed script had just started may end a little later
+            wait_until(lambda: not processes_naming(self.layout.root), LEFTOVER_GRACE_S, "no process is left")
         found = processes_naming(self.layout.root)
-        for pid in found:
+        self._kill(found)
+        return [f"{pid} {command}" for pid, command in found.items()]
+
+    @staticmethod
+    def _kill(processes: Mapping[int, str]) -> None:
+        for pid in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        return [f"{pid} {command}" for pid, command in found.items()]
 
     def _log_tails(self, only: str | None = None) -> str:
         lines = []
@@ -411,52 +448,5 @@ class Cluster:
         return "\n".join(lines)
 
 
-def submitter(user: str | None) -> pwd.struct_passwd:
-    """Who submits: the user named, else ``nobody`` where we are root, else ourselves."""
-    if user is not None:
-        return pwd.getpwnam(user)
-    return pwd.getpwnam("nobody") if os.getuid() == 0 else pwd.getpwuid(os.getuid())
-
-
-def processes_naming(folder: Path) -> dict[int, str]:
-    """Living processes with ``folder`` in command line or environment, ourselves and our parents left out."""
-    needle = os.fsencode(folder)
-    ours = _ancestors()
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal() or int(entry.name) in ours:
-            continue
-        try:
-            command = (entry / "cmdline").read_bytes()
-            environment = (entry / "environ").read_bytes()
-        except OSError:  # gone meanwhile, or another user's
-            continue
-        if command and (needle in command or needle in environment):
-            found[int(entry.name)] = os.fsdecode(command.replace(b"\0", b" ").strip())
-    return found
-
-
-def _ancestors() -> set[int]:
-    pid, found = os.getpid(), set[int]()
-    while pid > 0 and pid not in found:
-        found.add(pid)
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        pid = int(stat.rpartition(")")[2].split()[1])
-    return found
-
-
 def _slurmd(node: str) -> str:
     return f"slurmd.{node}"
-
-
-class _Switch(TypedDict, total=False):
-    user: int
-    group: int
-    extra_groups: list[int]
-
-
-def _switch(account: pwd.struct_passwd | None) -> _Switch:
-    """Popen's arguments to become ``account``; none needed when we are it already."""
-    if account is None or account.pw_uid == os.getuid():
-        return {}
-    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}

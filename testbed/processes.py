@@ -1,0 +1,67 @@
+"""Processes of a cluster: as whom they run, and which of them are left."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+from typing import TypedDict
+
+
+def submitter(user: str | None) -> pwd.struct_passwd:
+    """Who submits: the user named, else ``nobody`` where we are root, else ourselves."""
+    if user is not None:
+        return pwd.getpwnam(user)
+    return pwd.getpwnam("nobody") if os.getuid() == 0 else pwd.getpwuid(os.getuid())
+
+
+class Become(TypedDict, total=False):
+    user: int
+    group: int
+    extra_groups: list[int]
+
+
+def become(account: pwd.struct_passwd | None) -> Become:
+    """Popen's arguments to become ``account``; none needed when we are it already."""
+    if account is None or account.pw_uid == os.getuid():
+        return {}
+    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+
+
+def processes_naming(folder: Path, below: str = "") -> dict[int, str]:
+    """Living processes with ``folder`` in command line or environment, ourselves and our parents left out.
+
+    With ``below`` only those that are, or descend from, a process whose command line begins so.
+    """
+    needle = os.fsencode(folder)
+    ours = _line_of(os.getpid())
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) in ours:
+            continue
+        pid = int(entry.name)
+        try:
+            command = _command(pid)
+            environment = (entry / "environ").read_bytes()
+            if not command or not (needle in command or needle in environment):
+                continue
+            if not any(_command(parent).startswith(below.encode()) for parent in _line_of(pid)):
+                continue
+        except OSError:  # gone meanwhile, or another user's
+            continue
+        found[pid] = os.fsdecode(command)
+    return found
+
+
+def _command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").strip()
+
+
+def _line_of(pid: int) -> set[int]:
+    """A process and its ancestors."""
+    found = set[int]()
+    while pid > 0 and pid not in found:
+        found.add(pid)
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        pid = int(stat.rpartition(")")[2].split()[1])
+    return found

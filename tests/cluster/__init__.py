@@ -1,0 +1,1 @@
+"""Tests that run on a real Slurm cluster."""
