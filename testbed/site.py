@@ -29,6 +29,7 @@ from typing import Any, Final, TypedDict
 
 from . import gpus
 from .cluster import REPO, Cluster, ClusterError, ClusterOptions, Gpu, wait_until
+from .processes import processes_naming
 
 START_S: Final = 40.0
 STOP_S: Final = 20.0
@@ -58,7 +59,11 @@ conf = "{slurm_conf}"
 
 @dataclass(frozen=True, kw_only=True)
 class SiteOptions:
-    """``policy`` and ``times`` are TOML lines for these sections; ``scrambled`` names nodes of mixed-up numbering."""
+    """``policy`` and ``times`` are TOML lines for these sections; ``scrambled`` names nodes of mixed-up numbering.
+
+    ``admin_limits`` gives watts by node and gres position that an admin had set before any agent starts;
+    ``agentless`` names nodes whose agent is not started.
+    """
 
     nodes: int = 4
     gpus: int = 8
@@ -68,6 +73,8 @@ class SiteOptions:
     slurm_user: str | None = None
     policy: Mapping[str, Any] = field(default_factory=lambda: {"none_partitions": ["urgent"]})
     times: Mapping[str, Any] = field(default_factory=dict)
+    admin_limits: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    agentless: tuple[str, ...] = ()
     keep: bool = False
 
 
@@ -84,6 +91,8 @@ class Site:
         self.options = options or SiteOptions()
         self.root = Path()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.before: list[dict[str, Any]] = []
+        self.foreign: list[dict[str, Any]] = []
         self.cluster: Cluster
 
     # ------------------------------------------------------------------------------------------ start and stop
@@ -96,11 +105,13 @@ class Site:
             self._copy_for_jobs()
             self._start_cluster()
             self._create_gpus()
+            self._set_admin_limits()
             self._write_config()
             self.start_controller()
-            for node in self.node_names:
-                self.start_agent(node)
-            self.wait_heard(*self.node_names)
+            agents = [node for node in self.node_names if node not in self.options.agentless]
+            for node in agents:
+                self.start_agent(node, wait=False)
+            self.wait_heard(*agents)
         except BaseException:
             self.stop()
             raise
@@ -186,6 +197,12 @@ class Site:
             (identity / "boot_id").write_text(f"{uuid.uuid4()}\n")
             (identity / "driver_start").write_text("1\n")
 
+    def _set_admin_limits(self) -> None:
+        for node, limits in self.options.admin_limits.items():
+            for position, watts in limits.items():
+                self.foreign_write(node, position, watts)
+        self.before = self.snapshot()
+
     def _write_config(self) -> None:
         account = self.controller_account
         for folder in ("controller", "controller/state", "controller/run"):
@@ -220,9 +237,12 @@ class Site:
         self._spawn("controller", ["controller"], {}, switch)
         self._wait_for("controller", lambda: self.cli("status", check=False).returncode == 0)
 
-    def start_agent(self, node: str, *, wait: bool = True) -> None:
-        """Start the agent of a node, and return when it answers."""
-        environment = gpus.nvml_environment(self.sim_dir(node))
+    def start_agent(
+        self, node: str, *, wait: bool = True, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start the agent of a node, and return when it answers. ``environment`` replaces that of its NVML."""
+        if environment is None:
+            environment = gpus.nvml_environment(self.sim_dir(node))
         self._spawn(node, ["node", "run", "--node-name", node], environment, {})
         if wait:
             self._wait_for(node, lambda: self.node_cli(node, "status", check=False).returncode == 0)
@@ -245,6 +265,14 @@ class Site:
         process = self._processes.pop(name)
         process.send_signal(number)
         return process.wait(timeout=STOP_S)
+
+    def is_running(self, name: str) -> bool:
+        """Whether a daemon that was started, and not ended by ``kill``, still runs."""
+        return name in self._processes and self._processes[name].poll() is None
+
+    def pid_of(self, name: str) -> int:
+        """The process id of a daemon."""
+        return self._processes[name].pid
 
     def log_of(self, name: str) -> str:
         """What a daemon wrote to its log so far."""
@@ -297,8 +325,6 @@ class Site:
 
     def _end_restorers(self) -> list[str]:
         """Restorers that agents left behind belong to this site and go with it."""
-        from .cluster import processes_naming
-
         left = processes_naming(self.root) if self.root != Path() else {}
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
@@ -440,23 +466,49 @@ class Site:
             for state in gpus.snapshot(self.sim_dir(node))
         ]
 
-    def wait_restored(self, expected: Mapping[str, int], timeout_s: float = 30.0) -> None:
-        """Wait until every GPU is at its expected limit (by UUID, in mW)."""
+    def foreign_write(self, node: str, position: int, watts: float) -> None:
+        """Set a limit behind the product's back, as an admin would, declare it, and wait until it is in force."""
+        uuid = gpus.read_devices(self.sim_dir(node))[position].uuid
+        limit_mw = round(watts * 1000)
+        with gpus.Node(self.sim_dir(node)) as simulated:
+            declared = {"node": node, "uuid": uuid, "mono_ns": time.monotonic_ns(), "mw": limit_mw}
+            self.foreign.append(declared)
+            simulated.poke("requested_mw", limit_mw, gpu=uuid)
+            wait_until(
+                lambda: any(g.uuid == uuid and g.effective_mw == limit_mw for g in simulated.snapshot()),
+                START_S,
+                f"{uuid} is at {watts:g} W",
+            )
 
-        def restored() -> bool:
-            return all(gpu["effective_mw"] == expected[gpu["uuid"]] for gpu in self.snapshot())
+    def wait_restored(self, expected: Mapping[str, int] | None = None, timeout_s: float = 30.0) -> None:
+        """Wait until every GPU is at its expected limit (by UUID, in mW; default: what it was before any agent)."""
+        wanted = {gpu["uuid"]: gpu["effective_mw"] for gpu in self.before} if expected is None else expected
 
-        wait_until(restored, timeout_s, "every GPU is back at its prior limit")
+        def wrong() -> list[str]:
+            return [
+                f"{gpu['node']} {gpu['uuid']} at {gpu['effective_mw']} not {wanted[gpu['uuid']]} mW"
+                for gpu in self.snapshot()
+                if gpu["effective_mw"] != wanted[gpu["uuid"]]
+            ]
+
+        try:
+            wait_until(lambda: not wrong(), timeout_s, "every GPU is back at its prior limit")
+        except ClusterError as error:
+            raise ClusterError(f"{error}: {'; '.join(wrong())}") from error
 
     def save_run(self, folder: Path) -> None:
-        """Copy traces and audit files to where the checker looks for them."""
+        """Copy traces, audit files and snapshots to where the checker looks for them."""
+        files: dict[Path, Path] = {}
         for node in self.node_names:
-            place = folder / "nodes" / node
-            place.mkdir(parents=True, exist_ok=True)
-            shutil.copy(self.sim_dir(node) / "trace.jsonl", place / "trace.jsonl")
-            shutil.copy(self.node_dir(node) / "audit.jsonl", place / "audit.jsonl")
-        (folder / "controller").mkdir(parents=True, exist_ok=True)
-        shutil.copy(self.root / "controller/state/audit.jsonl", folder / "controller/audit.jsonl")
+            files[folder / "nodes" / node / "trace.jsonl"] = self.sim_dir(node) / "trace.jsonl"
+            files[folder / "nodes" / node / "audit.jsonl"] = self.node_dir(node) / "audit.jsonl"
+        files[folder / "controller/audit.jsonl"] = self.root / "controller/state/audit.jsonl"
+        for target, source in files.items():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # a node that never had an agent has no audit
+                shutil.copy(source, target)
+        for name, content in (("before", self.before), ("after", self.snapshot()), ("foreign", self.foreign)):
+            (folder / f"{name}.json").write_text(json.dumps(content))
 
 
 def sleep_until(mono_ns: int) -> None:
