@@ -264,6 +264,19 @@ def test_a_raise_that_comes_into_force_too_early(tmp_path: Path) -> None:
     assert verdict.result("1").margin_mw == -100 * W
 
 
+def test_a_cap_lowered_a_moment_ago_may_come_again_somewhat_higher(tmp_path: Path) -> None:
+    """The controller has not heard of the lowering yet, so the second plan raises nothing that it knows of."""
+    for heard_s, holds in ((0.2, True), (4.0, False)):
+        scene = opened()
+        scene.limit(6.0, 3500)
+        scene.send(6.01, "n1", 200, {"c:10.0": 200})
+        scene.cap(6.03, "n1", "GPU-a", 200, run="c:10.0")
+        scene.cap(6.04, "n1", "GPU-b", 200, run="c:10.0")
+        scene.send(6.05 + heard_s, "n1", 200, {"c:10.0": 220})
+        verdict = judge(closed(scene), tmp_path / str(heard_s))
+        assert ("raises by 40 W" in verdict.text()) is not holds, verdict.text()
+
+
 def test_a_forgotten_raise_that_was_never_acknowledged(tmp_path: Path) -> None:
     scene = opened()
     scene.send(8.0, "n1", 200, {"c:10.0": 450}, accepted=False)
@@ -510,6 +523,13 @@ def test_a_job_on_another_gpu_than_the_map_says(tmp_path: Path) -> None:
     verdict = judge(closed(scene), tmp_path)
     assert broken(verdict) == {"placement"}, verdict.text()
     assert [finding.uuid for finding in verdict.findings] == ["GPU-d"]
+
+
+def test_an_agent_that_names_no_gpus_again_forgets_none(tmp_path: Path) -> None:
+    scene = in_window(opened())
+    scene.tell(8.005, "n1", "run_seen", run="c:10.0", gpus=[], reason="job file")
+    scene.audit["n1"].sort(key=lambda entry: entry["mono_ns"])
+    assert judge(closed(scene), tmp_path).holds
 
 
 def test_a_kernel_above_the_park_cap_before_it_was_admitted(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from .files import Record, RunFolder
 from .plans import STEP_SLACK_NS, Plan, Plans, RunMap
-from .site import NodeFacts, Site, SiteFacts
+from .site import SECOND_NS, NodeFacts, Site, SiteFacts
 from .steps import UNBOUNDED
 from .verdict import Finding, Result
 
@@ -194,21 +194,37 @@ def _agentless(run: RunFolder, site: Site) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class _Known:
-    """What the node's audit says of one GPU: the last read-back, and the highest set since."""
+    """What the node's audit says of one GPU: the last read-back, those before it, and the highest set since."""
 
     read_mw: int | None = None
     under_way_mw: int = 0
+    replaced: list[tuple[int, int]] = field(default_factory=list)
 
     def learn(self, record: Record) -> None:
         match record["event"]:
             case "prior":
-                self.read_mw = record["prior_mw"] if self.read_mw is None else self.read_mw
+                self._read(record, record["prior_mw"] if self.read_mw is None else self.read_mw)
             case "set":
                 self.under_way_mw = max(self.under_way_mw, record["cap_mw"])
             case "readback":
-                self.read_mw, self.under_way_mw = max(record["requested_mw"], record["enforced_mw"]), 0
+                self._read(record, max(record["requested_mw"], record["enforced_mw"]))
+                self.under_way_mw = 0
             case "conflict":
-                self.read_mw = record["found_mw"]
+                self._read(record, record["found_mw"])
+
+    def _read(self, record: Record, value_mw: int) -> None:
+        if self.read_mw is not None:
+            self.replaced.append((record["mono_ns"], max(self.read_mw, self.under_way_mw)))
+        self.read_mw = value_mw
+
+    def most_mw(self, unknown_mw: int, since_ns: int) -> int:
+        """The highest that it was known to be since then; ``unknown_mw`` before the first reading."""
+        recent = 0
+        for at_ns, value_mw in reversed(self.replaced):
+            if at_ns < since_ns:
+                break
+            recent = max(recent, value_mw)
+        return max(unknown_mw if self.read_mw is None else self.read_mw, self.under_way_mw, recent)
 
 
 @dataclass(slots=True)
@@ -233,7 +249,21 @@ class _WorstCase:
             self.known[key] = _Known(max(before) if before is not None else None)
         return self.known[key]
 
-    def node_mw(self, name: str, node: NodeFacts, time_ns: int, without: Plan | None) -> int:
+    def node_mw(self, name: str, node: NodeFacts, time_ns: int) -> int:
+        """The node's worst case now, with all that it has read back."""
+        return self._node_mw(name, node, time_ns, time_ns, None)
+
+    def raised_mw(self, plan: Plan, node: NodeFacts, news_ns: int) -> int:
+        """By how much this plan raises its node's worst case.
+
+        The controller hears of read-backs up to ``news_ns`` late: a cap that it had lowered a moment before is no
+        raise when it comes again somewhat higher.
+        """
+        since_ns = plan.sent_ns - news_ns
+        with_it = self._node_mw(plan.node, node, plan.sent_ns, since_ns, None)
+        return with_it - self._node_mw(plan.node, node, plan.sent_ns, since_ns, plan)
+
+    def _node_mw(self, name: str, node: NodeFacts, time_ns: int, since_ns: int, without: Plan | None) -> int:
         if node.mode != "enforce" or self.heard.get(name, time_ns + 1) > time_ns:
             return node.most_mw
         uuids = {uuid for owner, uuid in (*self.run.before, *self.known) if owner == name}
@@ -248,14 +278,13 @@ class _WorstCase:
             known = self._of(name, uuid)
             before = self.run.before.get((name, uuid))
             prior_mw = max(before) if before is not None else node.gpu_max_mw
-            read_mw = node.gpu_max_mw if known.read_mw is None else known.read_mw
             runs = self.runs.runs_at(name, uuid, time_ns)
             values = [value for step in steps for value in step.values(runs, prior_mw, ended_too=True)]
-            total += max(read_mw, known.under_way_mw, *values)
+            total += max([known.most_mw(node.gpu_max_mw, since_ns), *values])
         return total
 
 
-def check_worst_case(run: RunFolder, site: Site, plans: Plans, runs: RunMap) -> Result:
+def check_worst_case(run: RunFolder, site: Site, plans: Plans, runs: RunMap, news_s: float) -> Result:
     """Invariant 2, at every plan sent.
 
     A plan that raises the worst case must leave it within the limit in force at that instant, without any delay:
@@ -280,7 +309,7 @@ def check_worst_case(run: RunFolder, site: Site, plans: Plans, runs: RunMap) -> 
         if facts is None or not facts.enforces or not site.in_window(plan.sent_ns):
             continue
         total_mw = facts.load_mw + sum(
-            worst.node_mw(name, node, plan.sent_ns, None) for name, node in facts.nodes.items()
+            worst.node_mw(name, node, plan.sent_ns) for name, node in facts.nodes.items()
         )
         own = facts.nodes.get(plan.node)
         if own is None:
@@ -288,9 +317,7 @@ def check_worst_case(run: RunFolder, site: Site, plans: Plans, runs: RunMap) -> 
                 Finding(WORST_CASE, plan.sent_ns, plan.node, "", "a plan for a node of no site record")
             )
             continue
-        raised_mw = worst.node_mw(plan.node, own, plan.sent_ns, None) - worst.node_mw(
-            plan.node, own, plan.sent_ns, plan
-        )
+        raised_mw = worst.raised_mw(plan, own, round(news_s * SECOND_NS))
         bound_mw = site.allowed.value_at(plan.sent_ns) if raised_mw > 0 else site.due.value_at(plan.sent_ns)
         if bound_mw == UNBOUNDED:
             continue

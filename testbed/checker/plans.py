@@ -169,10 +169,13 @@ class RunMap:
             if record["event"] not in ("run_seen", "run_gone"):
                 continue
             name = record["run"]
+            if record["event"] == "run_seen":
+                self.first_seen[name] = min(self.first_seen.get(name, record["mono_ns"]), record["mono_ns"])
+                if not record["gpus"]:
+                    continue  # a run without GPUs, or an agent that does not know them yet: what was known stays
             now = set(record["gpus"]) if record["event"] == "run_seen" else set()
             if record["event"] == "run_seen":
                 self.named.setdefault((node, name), set()).update(now)
-                self.first_seen[name] = min(self.first_seen.get(name, record["mono_ns"]), record["mono_ns"])
             touched = gpus_of.get(name, set()) | now
             gpus_of[name] = now
             for uuid in touched:
