@@ -40,7 +40,16 @@ from .cluster_files import (
 )
 from .processes import become, processes_naming, submitter
 
-__all__ = ["REPO", "Cluster", "ClusterError", "ClusterOptions", "Gpu", "StopReport", "wait_until"]
+__all__ = [
+    "REPO",
+    "Cluster",
+    "ClusterError",
+    "ClusterOptions",
+    "Gpu",
+    "StopReport",
+    "processes_naming",
+    "wait_until",
+]
 
 POLL_S: Final = 0.05
 START_DEADLINE_S: Final = 30.0
