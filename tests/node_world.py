@@ -100,7 +100,7 @@ class World:
             self.event(m.Connected(up=True))
         return self
 
-    def event(self, event: m.Event) -> None:
+    def event(self, event: m.Event) -> None:  # noqa: PLR0912 - one case for each action
         if self.exited:
             return
         before = self.state
@@ -113,6 +113,7 @@ class World:
             match action:
                 case m.Audit():
                     self.audit.append((action.event, action.fields))
+                    self.fresh_plan = self.fresh_plan or action.event == "plan_accepted"
                 case m.WriteJournal():
                     if self.journal_fails:
                         unjournaled.add(action.entry.uuid)
@@ -255,7 +256,10 @@ class World:
     def advance(self, nanoseconds: int) -> None:
         """Let time pass; the core is woken whenever it asked for it."""
         ends_ns = self.now_ns + nanoseconds
+        wakes = 0
         while not self.exited:
+            wakes += 1
+            assert wakes < 200 + 100 * nanoseconds / S, "woken in a loop"
             due_ns = next_deadline_ns(self.state, self.now_ns)
             if due_ns > ends_ns:
                 break
@@ -295,9 +299,7 @@ class World:
         """Deliver it; whether it is held now."""
         count = len(self.audit)
         self.event(m.PlanReceived(plan=plan))
-        accepted = any(event == "plan_accepted" for event, _ in self.audit[count:])
-        self.fresh_plan = self.fresh_plan or accepted
-        return accepted
+        return any(event == "plan_accepted" for event, _ in self.audit[count:])
 
     def window(self, park_cap_mw: int, caps: dict[Run, int | None] | None = None, **changes: Any) -> bool:
         return self.send(self.make_plan(window_step(park_cap_mw, caps), **changes))

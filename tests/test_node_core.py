@@ -195,7 +195,7 @@ def test_plans_that_are_not_ours_fresh_and_sound_change_nothing() -> None:
     assert held is not None
     answers = good.answers
     too_old = msgspec.structs.replace(answers, seq=held.plan.answers.seq - 1)
-    bad = {
+    bad: dict[str, dict[str, object]] = {
         "this is c/n1": {"node": "n2"},
         "is for d": {"cluster": "d"},
         "behind 5": {"id": PlanId(4, 99)},

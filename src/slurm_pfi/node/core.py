@@ -197,7 +197,8 @@ def _wants(turn: Turn, found: PlanStep | None) -> dict[str, Wanted]:
         return {}
     if state.held.plan.mode == "observe":
         return {gpu.uuid: _back(gpu, "observe only") for gpu in ours}
-    if not state.jobs_read and found.park_cap_mw is not None:
+    capping = found.park_cap_mw is not None or any(cap.cap_mw is not None for cap in found.caps)
+    if capping and not state.jobs_read:
         return {}  # which GPUs have a run is not known yet
     reason = state.held.plan.reason or "plan"
     if found.park_cap_mw is None:

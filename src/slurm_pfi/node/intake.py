@@ -19,7 +19,7 @@ from .messages import (
     SetDone,
 )
 from .plan import HeldPlan, refusal
-from .state import TOLERANCE_MW, Gpu, SeenRun, State, near
+from .state import TOLERANCE_MW, Gpu, Pending, SeenRun, State, near
 from .turn import Turn
 
 GONE_KINDS = frozenset({"LostError", "NeedsResetError"})
@@ -295,9 +295,19 @@ def _settle(turn: Turn, gpu: Gpu) -> None:
     if pending.raises:
         in_force = near(gpu.enforced_mw, pending.cap_mw)
     else:
-        in_force = gpu.enforced_mw <= pending.cap_mw + TOLERANCE_MW
+        in_force = gpu.enforced_mw <= pending.cap_mw + TOLERANCE_MW and _draw_follows(turn, gpu, pending)
     if in_force:
         settled(turn, gpu)
+
+
+def _draw_follows(turn: Turn, gpu: Gpu, pending: Pending) -> bool:
+    """Whether the watts are really given back: a board follows its cap within a second, not at once.
+
+    A draw that is unknown, or stays above the cap (the clock floor, an averaging sensor), is waited for no longer.
+    """
+    if gpu.draw_mw is None or gpu.draw_mw <= pending.cap_mw + TOLERANCE_MW:
+        return True
+    return turn.now_ns - pending.since_ns >= turn.state.settings.draw_settle_ns
 
 
 def settled(turn: Turn, gpu: Gpu) -> None:

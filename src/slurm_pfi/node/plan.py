@@ -61,6 +61,8 @@ def refusal(state: State, plan: Plan, now_ns: int) -> str:
         return "this node was released by its admin: slurm-pfi node resume"
     if state.stopping_ns is not None:
         return "the agent is stopping"
+    if not state.listed:
+        return "its GPUs have not been listed yet, so no cap can be checked"
     return _out_of_order(state, plan) or _not_our_answer(state, plan, now_ns) or _malformed(state, plan)
 
 

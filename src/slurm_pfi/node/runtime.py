@@ -24,6 +24,7 @@ from .log import Log
 from .messages import (
     Action,
     Audit,
+    Connected,
     Event,
     Exit,
     FaultChanged,
@@ -45,6 +46,7 @@ from .state import Settings, State
 
 _LEAST_PAUSE_S: Final = 0.001
 _AFTER_ERROR_S: Final = 1.0
+_RESEND_S: Final = 0.05
 
 
 class Runtime:
@@ -133,8 +135,7 @@ class Runtime:
                 case SetLimit():
                     self._set_limit(action)
                 case SendReport():
-                    if self.client is not None:
-                        self.client.send(self._with_progress(action.report))
+                    self._send(action.report)
                 case ListDevices():
                     self._start(self._answer(self._hardware.look()))
                 case Sample():
@@ -156,6 +157,12 @@ class Runtime:
                 self._leave_restorer(action.at_ns)
             case Exit():
                 self.ended.set()
+
+    def _send(self, report: Report) -> None:
+        if self.client is None or self.client.send(self._with_progress(report)) or not self.client.connected:
+            return
+        # The other end has not read the last one yet; what this one acknowledges must not wait a whole period.
+        asyncio.get_running_loop().call_later(_RESEND_S, self.feed, Connected(up=True))
 
     def _write_journal(self, action: WriteJournal) -> None:
         try:

@@ -30,6 +30,7 @@ class Settings:
     deadline_ns: int
     settle_ns: int = 2 * NS_PER_S
     settle_step_ns: int = NS_PER_S // 20
+    draw_settle_ns: int = 7 * NS_PER_S // 10
     reapply_ns: int = 5 * NS_PER_S
     relist_ns: int = 30 * NS_PER_S
     stop_ns: int = 3 * NS_PER_S
@@ -43,7 +44,10 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """A set under way. ``settling``: the device took the value and the enforced limit is still awaited."""
+    """A set under way. ``before_mw`` is the limit that it replaces.
+
+    ``settling``: the device took the value; the enforced limit, or the draw under it, is still awaited.
+    """
 
     cap_mw: int
     reason: str
@@ -51,6 +55,7 @@ class Pending:
     since_ns: int
     raises: bool
     restores: bool
+    before_mw: int | None = None
     settling: bool = False
 
 
@@ -152,9 +157,14 @@ def near(left_mw: int, right_mw: int) -> bool:
 
 
 def ceiling_mw(gpu: Gpu) -> int | None:
-    """The most that the limit can be: requested, enforced and whatever may still take effect. None if unread."""
+    """The most that the limit can be: requested, enforced and whatever may still take effect. None if unread.
+
+    A lowering counts in full only when it has been confirmed, draw included: then others may have the watts.
+    """
     if gpu.requested_mw is None or gpu.enforced_mw is None:
         return None
     asked = [gpu.pending.cap_mw] if gpu.pending else []
+    if gpu.pending and gpu.pending.before_mw is not None:
+        asked.append(gpu.pending.before_mw)
     doubted = [gpu.doubt_mw] if gpu.doubt_mw is not None else []
     return max(gpu.requested_mw, gpu.enforced_mw, *asked, *doubted)

@@ -108,6 +108,9 @@ class Turn:
         if ask.conflict_mw is not None:
             self.conflict(gpu, ask.conflict_mw)
             gpu = self.change_gpu(gpu.uuid, reapply_at_ns=self.now_ns + self.state.settings.reapply_ns)
+        # A lowering that was not confirmed yet still counts in full.
+        unconfirmed_mw = None if gpu.pending is None else gpu.pending.before_mw
+        before_mw = max((mw for mw in (gpu.requested_mw, unconfirmed_mw) if mw is not None), default=None)
         gpu = self.change_gpu(
             gpu.uuid,
             pending=Pending(
@@ -117,6 +120,7 @@ class Turn:
                 since_ns=self.now_ns,
                 raises=ask.raises,
                 restores=ask.restores,
+                before_mw=before_mw,
             ),
         )
         self.audit(
