@@ -1,11 +1,13 @@
-"""The TOML file that both daemons read: strict, and an error names file, key, value and what is allowed."""
+"""The TOML file that both daemons read: strict, and an error names file, line, key, value and what is allowed."""
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -137,15 +139,16 @@ def config_path(given: str | None = None) -> Path:
 
 
 def parse_config(text: str, *, origin: str) -> Config:
-    """Check and read TOML text. Raises ConfigError naming ``origin``, the key and what is allowed."""
+    """Check and read TOML text. Raises ConfigError naming ``origin``, line, key and what is allowed."""
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     try:
-        raw: dict[str, Any] = tomllib.loads(text.removeprefix("\ufeff").replace("\r\n", "\n"))
+        raw: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{origin}: not valid TOML: {error}") from error
+        raise ConfigError(_printable(f"{origin}: not valid TOML: {error}")) from error
     try:
         config = msgspec.convert(raw, Config)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{origin}: {error}") from error
+        raise ConfigError(_printable(f"{origin}: {_explain(str(error), raw, text)}")) from error
     _check(config, origin)
     return config
 
@@ -179,8 +182,138 @@ def _check(config: Config, origin: str) -> None:
         _absolute(origin, f"controller.{field}", getattr(config.controller, field))
     _absolute(origin, "node.state_dir", config.node.state_dir)
     _absolute(origin, "slurm.conf", config.slurm.conf)
+    for key, value in (
+        ("node.identity_dir", config.node.identity_dir),
+        ("slurm.bin_dir", config.slurm.bin_dir),
+    ):
+        if value is not None:
+            _absolute(origin, key, value)
 
 
 def _absolute(origin: str, key: str, value: str) -> None:
     if not Path(value).is_absolute():
         raise ConfigError(f"{origin}: {key} = {value!r}: write an absolute path")
+
+
+# ------------------------------------------------------------------------------------------- errors for people
+
+_PLACE: Final = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?", re.DOTALL)
+_STEP: Final = re.compile(r"\[([0-9]+)\]|([^.\[\]]+)")
+_HEADER: Final = re.compile(r"\s*(\[\[?)\s*([A-Za-z0-9_.-]+)\s*\]")
+_KEY: Final = re.compile(r"\s*([A-Za-z0-9_-]+)\s*=")
+_WORDS: Final = {
+    "float": "a number",
+    "int": "a whole number",
+    "str": "text in quotes",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a section",
+    "null": "no key at all",
+}
+_SECTIONS: Final[dict[str, type[_Section]]] = {
+    "": Config,
+    "node_set": NodeSet,
+    "policy": PolicySection,
+    "times": TimesSection,
+    "tag": TagSection,
+    "controller": ControllerSection,
+    "node": NodeSection,
+    "slurm": SlurmSection,
+}
+
+
+def _explain(said: str, raw: dict[str, Any], text: str) -> str:
+    """What msgspec said, as line, key, value and what is wanted."""
+    match = _PLACE.fullmatch(said)
+    assert match is not None
+    what, path = match["what"], match["path"] or ""
+    steps: list[str | int] = [int(number) if number else name for number, name in _STEP.findall(path)]
+    if field := re.search(r"(unknown|required) field `(.*)`", what, re.DOTALL):
+        return _wrong_field(field[1] == "unknown", field[2], steps, text)
+    value: Any = raw
+    for step in steps:
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):  # a place that msgspec does not name, such as [...]
+            return f"{_line(text, steps)}{_shown(steps)}: {_wanted(what)}"
+    wanted = f"expected one of {', '.join(words)}" if (words := _vocabulary(what, steps)) else _wanted(what)
+    if steps == ["node_set"]:
+        wanted = "write [[node_set]], once for each set"
+    return f"{_line(text, steps)}{_shown(steps)} = {_shown_value(value)}: {wanted}"
+
+
+def _wrong_field(unknown: bool, name: str, steps: list[str | int], text: str) -> str:  # noqa: FBT001
+    section = str(steps[0]) if steps else ""
+    known = list(_SECTIONS[section].__struct_fields__) if section in _SECTIONS else []
+    key = _shown([*steps, name])
+    if not unknown:
+        return f"{_line(text, steps)}{key} is missing"
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
+    return f"{_line(text, [*steps, name])}{key}: unknown key; {hint}"
+
+
+def _vocabulary(what: str, steps: list[str | int]) -> tuple[str, ...]:
+    """The words that a key of few words allows; empty for any other."""
+    if not what.startswith("Invalid enum value"):
+        return ()
+    section = str(steps[0]) if len(steps) > 1 else ""
+    of_key = get_type_hints(_SECTIONS[section])[str(steps[-1])]
+    words = [get_args(part) if get_args(part) else (part,) for part in get_args(of_key)]
+    return tuple(word for group in words for word in group if isinstance(word, str))
+
+
+def _wanted(what: str) -> str:
+    """``Expected `float` > 0.0`` in words."""
+    wanted = re.fullmatch(r"Expected `([a-z| ]+)`(?: (.*))?(?:, got `(\w+)`)?", what)
+    if wanted is None:
+        return what
+    kinds = " or ".join(_WORDS.get(kind, kind) for kind in wanted[1].split(" | "))
+    got = re.search(r", got `(\w+)`", what)
+    if got is not None:
+        return f"expected {kinds}, got {_WORDS.get(got[1], got[1])}"
+    return f"expected {kinds} {wanted[2]}" if wanted[2] else f"expected {kinds}"
+
+
+def _shown(steps: list[str | int]) -> str:
+    """``node_set[0].gpus`` as ``node_set 1: gpus``: people count from one."""
+    shown = ""
+    for step in steps:
+        if isinstance(step, int):
+            shown += f" {step + 1}:"
+        else:
+            shown += f" {step}" if shown.endswith(":") else f".{step}" if shown else step
+    return shown.removesuffix(":")
+
+
+def _shown_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict | list):
+        return "{...}" if isinstance(value, dict) else "[...]"
+    text = f'"{value}"' if isinstance(value, str) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _line(text: str, steps: list[str | int]) -> str:
+    """``line 7: `` where the key stands; empty when it is written in a way that is not looked for."""
+    names = [step for step in steps if isinstance(step, str)]
+    wanted = next((step for step in steps if isinstance(step, int)), 0)
+    table, count, key = "", -1, names[-1] if names else ""
+    header = ".".join(names[:-1])
+    for number, line in enumerate(text.split("\n"), 1):
+        if begins := _HEADER.match(line):
+            table = begins[2]
+            count += begins[1] == "[[" and table == (names[0] if names else "")
+            if table == ".".join(names) and max(count, 0) == wanted:
+                return f"line {number}: "
+            continue
+        assigns = _KEY.match(line)
+        if assigns and assigns[1] == key and table == header and max(count, 0) == wanted:
+            return f"line {number}: "
+    return ""
+
+
+def _printable(text: str) -> str:
+    """One line without control characters: a file must not write on the admin's terminal."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
