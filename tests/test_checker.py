@@ -618,6 +618,31 @@ def test_a_node_without_agent_or_in_observe_counts_at_device_maximum(tmp_path: P
     )  # 2500 + 1400 + 600 + 200 at 7 s
 
 
+def test_a_limit_extended_a_moment_before_its_end_has_its_response_time(tmp_path: Path) -> None:
+    """A node that has not heard of it yet follows the old end; so much later it must be capped again."""
+    for capped_again_s, holds in ((7.9, True), (8.2, False)):
+        scene = opened()
+        scene.controller[-3]["steps"].append([ns(6.1), None])
+        assert scene.controller[-3]["event"] == "limit"
+        scene.limit(6.0, 4200)
+        scene.cap(6.11, "n2", "GPU-d", 650, "restore: window over")
+        scene.cap(capped_again_s, "n2", "GPU-d", 200, "park")
+        verdict = judge(closed(scene), tmp_path / str(holds))
+        assert verdict.result("1").holds is holds, verdict.text()
+
+
+def test_an_agent_that_takes_over_has_read_all_limits(tmp_path: Path) -> None:
+    scene = opened()
+    # The agent died before it read these two back; the next one found them done.
+    scene.audit["n1"] = [e for e in scene.audit["n1"] if e["event"] != "readback"]
+    scene.tell(6.5, "n1", "adopted", reason="2 GPUs hold limits of ours")
+    assert judge(closed(in_window(scene)), tmp_path / "adopted").holds
+    for entry in scene.audit["n1"]:
+        if entry["event"] == "adopted":
+            entry["event"] = "resumed"
+    assert broken(judge(scene, tmp_path / "unread")) == {"2"}
+
+
 def test_two_limits_bind_by_the_lowest_and_an_announced_start_gives_its_response(tmp_path: Path) -> None:
     scene = clean()
     scene.limit(6.0, 4100, start_s=8.5, name="M")

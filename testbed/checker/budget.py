@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from .files import Record, RunFolder
+from .files import LimitLine, Record, RunFolder
 from .plans import STEP_SLACK_NS, Plan, Plans, RunMap
 from .site import SECOND_NS, NodeFacts, Site, SiteFacts
 from .steps import UNBOUNDED
@@ -194,7 +195,10 @@ def _agentless(run: RunFolder, site: Site) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class _Known:
-    """What the node's audit says of one GPU: the last read-back, those before it, and the highest set since."""
+    """What the node's audit says of one GPU: the last read-back, those before it, and the set since.
+
+    A later set replaces an earlier one on the device, so only the last one is still under way.
+    """
 
     read_mw: int | None = None
     under_way_mw: int = 0
@@ -203,18 +207,18 @@ class _Known:
     def learn(self, record: Record) -> None:
         match record["event"]:
             case "prior":
-                self._read(record, record["prior_mw"] if self.read_mw is None else self.read_mw)
+                self.read(record["mono_ns"], record["prior_mw"] if self.read_mw is None else self.read_mw)
             case "set":
-                self.under_way_mw = max(self.under_way_mw, record["cap_mw"])
+                self.under_way_mw = record["cap_mw"]
             case "readback":
-                self._read(record, max(record["requested_mw"], record["enforced_mw"]))
+                self.read(record["mono_ns"], max(record["requested_mw"], record["enforced_mw"]))
                 self.under_way_mw = 0
             case "conflict":
-                self._read(record, record["found_mw"])
+                self.read(record["mono_ns"], record["found_mw"])
 
-    def _read(self, record: Record, value_mw: int) -> None:
+    def read(self, at_ns: int, value_mw: int) -> None:
         if self.read_mw is not None:
-            self.replaced.append((record["mono_ns"], max(self.read_mw, self.under_way_mw)))
+            self.replaced.append((at_ns, max(self.read_mw, self.under_way_mw)))
         self.read_mw = value_mw
 
     def most_mw(self, unknown_mw: int, since_ns: int) -> int:
@@ -241,6 +245,17 @@ class _WorstCase:
         uuid = record.get("uuid")
         if isinstance(uuid, str):
             self._of(node, uuid).learn(record)
+        elif record["event"] == "adopted":
+            # An agent that takes over reads all limits, and writes a read-back only of what it sets itself.
+            for line in self._limits_at(node, record["mono_ns"]):
+                known = self._of(node, line.uuid)
+                known.read(record["mono_ns"], max(line.effective_mw, line.requested_mw))
+                known.under_way_mw = 0
+
+    def _limits_at(self, node: str, time_ns: int) -> list[LimitLine]:
+        """The node's limits in force at that instant, as the trace has them."""
+        at = bisect_right(self.run.limits, time_ns, key=lambda line: line.mono_ns)
+        return list({line.uuid: line for line in self.run.limits[:at] if line.node == node}.values())
 
     def _of(self, node: str, uuid: str) -> _Known:
         key = (node, uuid)
@@ -269,7 +284,7 @@ class _WorstCase:
         uuids = {uuid for owner, uuid in (*self.run.before, *self.known) if owner == name}
         steps = [
             step
-            for plan in self.plans.candidates(name, time_ns)
+            for plan in self.plans.candidates(name, time_ns, since_ns)
             if plan is not without and plan.mode == "enforce"
             for step in plan.steps_at(time_ns, -STEP_SLACK_NS)
         ]

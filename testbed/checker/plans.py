@@ -103,9 +103,12 @@ class Plans:
         at = bisect_right(accepted, time_ns, key=lambda item: item[0])
         return accepted[at - 1][1] if at else None
 
-    def candidates(self, node: str, time_ns: int) -> list[Plan]:
-        """Plans that may rule the node at that instant: the one held, and each one sent since, unless refused."""
-        held = self.held_at(node, time_ns)
+    def candidates(self, node: str, time_ns: int, since_ns: int | None = None) -> list[Plan]:
+        """Plans that may rule the node at that instant: the one held, and each one sent since, unless refused.
+
+        With ``since_ns`` also those that ruled it at some instant since then.
+        """
+        held = self.held_at(node, time_ns if since_ns is None else since_ns)
         found = []
         plans = self.sent.get(node, [])
         for at in range(bisect_right(self._times.get(node, []), time_ns) - 1, -1, -1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from .files import Record, RunFolder
@@ -50,7 +51,7 @@ class Site:
 
     ``limit``: the lowest limit in force, none while everything is switched off. ``allowed``: the same plus the
     shortfall that an ``infeasible`` record says. ``due``: what the site owes at an instant: ``allowed``, a lowering
-    ``response_s`` late.
+    ``response_s`` late, counted from when it was known.
     """
 
     def __init__(self, run: RunFolder) -> None:
@@ -65,7 +66,8 @@ class Site:
         )
         # A reload may change response_s; the shortest that was ever declared is the promise.
         response_ns = min((facts.response_ns for facts in self.facts), default=0)
-        self.due = self.allowed.highest_over_past(response_ns)
+        lately_known = _replaced_schedules(run.controller, response_ns)
+        self.due = self.allowed.highest_over_past(response_ns).highest_with(lately_known)
         self.response_ns = response_ns
         windows = [record for record in run.controller if record["event"] == "window"]
         said_closed = bool(windows) and not windows[-1]["open"]
@@ -125,25 +127,64 @@ def _while_on(limit: Steps, records: list[Record]) -> Steps:
     )
 
 
+Schedules = dict[str, list[list[int | None]]]
+
+
+def _versions(audit: list[Record]) -> list[tuple[int, Schedules]]:
+    """(since when, the limits known from then on), in order."""
+    held: Schedules = {}
+    found: list[tuple[int, Schedules]] = []
+    for record in audit:
+        if record["event"] == "limit":
+            held = {**held, record["id"]: record["steps"] if record["action"] == "set" else []}
+            found.append((record["mono_ns"], held))
+    return found
+
+
+def _starts(limits: Schedules, from_ns: int, to_ns: float) -> set[int]:
+    return {
+        start
+        for steps in limits.values()
+        for start, _ in steps
+        if start is not None and from_ns < start < to_ns
+    }
+
+
+def _lowest_at(limits: Schedules, time_ns: int) -> float:
+    return min((_step_at(steps, time_ns) for steps in limits.values()), default=UNBOUNDED)
+
+
 def _lowest_limit(audit: list[Record]) -> Steps:
     """The lowest limit in force at each instant. A limit is in force from its audit entry on, never before."""
-    records = [record for record in audit if record["event"] == "limit"]
-    times = {record["mono_ns"] for record in records}
-    times |= {
-        start for record in records for start, _ in record.get("steps") or () if start > record["mono_ns"]
-    }
-    points: list[tuple[int, float]] = []
-    held: dict[str, list[list[int | None]]] = {}
-    fed = 0
-    for time_ns in sorted(times):
-        while fed < len(records) and records[fed]["mono_ns"] <= time_ns:
-            record = records[fed]
-            held[record["id"]] = record["steps"] if record["action"] == "set" else []
-            fed += 1
-        points.append(
-            (time_ns, min((_step_at(steps, time_ns) for steps in held.values()), default=UNBOUNDED))
-        )
-    return Steps(points)
+    versions = _versions(audit)
+    ends = [since for since, _ in versions[1:]] + [UNBOUNDED] * bool(versions)
+    return Steps(
+        (time_ns, _lowest_at(limits, time_ns))
+        for (since, limits), end in zip(versions, ends, strict=True)
+        for time_ns in sorted({since} | _starts(limits, since, end))
+    )
+
+
+def _replaced_schedules(audit: list[Record], response_ns: int) -> Steps:
+    """The highest that schedules replaced within the past ``response_ns`` allow now; nothing else counts here.
+
+    A limit that is extended a moment before its end may not have reached every node: some still follow its old end.
+    """
+    versions = _versions(audit)
+    spans = [
+        (replaced, replaced + response_ns, limits)
+        for (_, limits), (replaced, _) in pairwise(versions)
+        if limits
+    ]
+    times = {edge for start, end, _ in spans for edge in (start, end)}
+    times |= {time_ns for start, end, limits in spans for time_ns in _starts(limits, start, end)}
+    return Steps(
+        [
+            (time_ns, max((_lowest_at(held, time_ns) for a, b, held in spans if a <= time_ns < b), default=0))
+            for time_ns in times
+        ],
+        before=0,
+    )
 
 
 def _step_at(steps: list[list[int | None]], time_ns: int) -> float:

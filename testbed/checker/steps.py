@@ -33,6 +33,12 @@ class Steps:
         at = bisect_right(self.times, time_ns)
         return self.times[at - 1] if at else None
 
+    def highest_with(self, other: Steps) -> Steps:
+        """The higher of both at each instant."""
+        times = {*self.times, *other.times}
+        points = [(time_ns, max(self.value_at(time_ns), other.value_at(time_ns))) for time_ns in times]
+        return Steps(points, max(self.before, other.before))
+
     def highest_over_past(self, length_ns: int) -> Steps:
         """The highest value over the past ``length_ns``: a raise counts at once, a lowering that much later.
 
