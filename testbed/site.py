@@ -21,11 +21,11 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 from . import gpus
 from .cluster import REPO, Cluster, ClusterError, ClusterOptions, Gpu, wait_until
@@ -76,12 +76,6 @@ class SiteOptions:
     admin_limits: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     agentless: tuple[str, ...] = ()
     keep: bool = False
-
-
-class _Account(TypedDict, total=False):
-    user: int
-    group: int
-    extra_groups: list[int]
 
 
 class Site:
@@ -230,11 +224,7 @@ class Site:
 
     def start_controller(self) -> None:
         """Start it, and return when it answers."""
-        account = self.controller_account
-        switch: _Account = {}
-        if account.pw_uid != os.getuid():
-            switch = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-        self._spawn("controller", ["controller"], {}, switch)
+        self._spawn("controller", ["controller"], {}, _run_as(self.controller_account))
         self._wait_for("controller", lambda: self.cli("status", check=False).returncode == 0)
 
     def start_agent(
@@ -243,7 +233,7 @@ class Site:
         """Start the agent of a node, and return when it answers. ``environment`` replaces that of its NVML."""
         if environment is None:
             environment = gpus.nvml_environment(self.sim_dir(node))
-        self._spawn(node, ["node", "run", "--node-name", node], environment, {})
+        self._spawn(node, ["node", "run", "--node-name", node], environment)
         if wait:
             self._wait_for(node, lambda: self.node_cli(node, "status", check=False).returncode == 0)
 
@@ -279,18 +269,17 @@ class Site:
         return (self.root / f"{name}.log").read_text()
 
     def _spawn(
-        self, name: str, arguments: list[str], environment: Mapping[str, str], switch: _Account
+        self, name: str, arguments: list[str], environment: Mapping[str, str], run_as: Sequence[str] = ()
     ) -> None:
         with (self.root / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "slurm_pfi", *arguments],
+                [*run_as, sys.executable, "-m", "slurm_pfi", *arguments],
                 env={**self.cluster.client_env, **self._config_env, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.root,
                 start_new_session=True,
-                **switch,
             )
 
     def _wait_for(self, name: str, ready: Any) -> None:
@@ -509,6 +498,19 @@ class Site:
                 shutil.copy(source, target)
         for name, content in (("before", self.before), ("after", self.snapshot()), ("foreign", self.foreign)):
             (folder / f"{name}.json").write_text(json.dumps(content))
+
+
+def _run_as(account: pwd.struct_passwd) -> list[str]:
+    """The words that make a command another user's.
+
+    A clone and its interpreter may lie where only their owner gets (below /root, say), so the process keeps the one
+    right to read everything; it writes and is known to others as that user.
+    """
+    if account.pw_uid == os.getuid():
+        return []
+    rights = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    user = [f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
+    return ["setpriv", *user, *rights, "env"]  # env begins with that right, setpriv itself does not
 
 
 def sleep_until(mono_ns: int) -> None:
