@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from ..bus.control import NO, UNREACHABLE, WRONG_USE, Reply, ask
 from ..bus.unix import UnreachableError
 from ..config import Config, ConfigError, config_path, load_config
 
-CONTROL_SOCKET = "control.sock"
+CONTROL_SOCKET: Final = "control.sock"
+_PIPE_WIDTH: Final = 1000
+"""Columns where there is no terminal: nothing is cut for the next program."""
 
 
 def fail(message: str, exit_code: int) -> NoReturn:
     """End the command with one line on stderr."""
-    click.echo(f"slurm-pfi: {message}", err=True)
+    click.echo(f"slurm-pfi: {' '.join(message.splitlines())}", err=True)
     sys.exit(exit_code)
 
 
@@ -44,10 +46,25 @@ def ask_controller(context: click.Context, command: str, args: dict[str, Any] | 
     try:
         reply = ask(path, command, args)
     except UnreachableError as error:
-        fail(f"the controller cannot be reached: {error}. Is 'slurm-pfi controller' running?", UNREACHABLE)
+        fail(f"the controller cannot be reached: {why_unreachable(error, path)}", UNREACHABLE)
     if not reply.ok:
         fail(reply.message, reply.exit_code or NO)
     return reply
+
+
+def why_unreachable(error: UnreachableError, path: Path) -> str:
+    """What is in the way to a daemon's socket, and what to do about it."""
+    cause = error.__cause__
+    match cause.errno if isinstance(cause, OSError) else None:
+        case errno.ENOENT:
+            return f"{path} is not there; start it on this host, or name its folder in the config"
+        case errno.ECONNREFUSED:
+            return f"nobody listens at {path}; it has ended: start it again and see its log"
+        case errno.EACCES:
+            return (
+                f"uid {os.geteuid()} may not open {path}; let users into its folder: chmod 0755 {path.parent}"
+            )
+    return str(error)
 
 
 def print_json(data: Any) -> None:
@@ -55,20 +72,12 @@ def print_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=2, sort_keys=True))
 
 
-def table(title: str, columns: Iterable[tuple[str, str]], rows: Iterable[Iterable[str]]) -> Table:
-    """A plain table; a column is (heading, "left" or "right")."""
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for heading, side in columns:
-        made.add_column(heading, justify="right" if side == "right" else "left", no_wrap=side == "right")
-    for row in rows:
-        made.add_row(*row)
-    return made
-
-
 def console() -> Console:
-    """Standard output; wide enough for a table when it is not a terminal."""
+    """Standard output: as wide as the terminal; without one nothing is cut, unless COLUMNS says how wide it is."""
     made = Console(highlight=False)
-    return made if made.is_terminal else Console(highlight=False, width=140)
+    if made.is_terminal or os.environ.get("COLUMNS", "").isdigit():
+        return made
+    return Console(highlight=False, width=_PIPE_WIDTH)
 
 
 def percent(share: float | None, digits: int = 1) -> str:

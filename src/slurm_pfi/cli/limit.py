@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 import time
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from ..bus.control import WRONG_USE
-from ..units import UnitError, format_power, parse_duration_s, parse_power_mw
-from .common import ask_controller, console, fail, print_json, table
+from ..units import UnitError, format_duration, format_power, parse_duration_s, parse_power_mw
+from .clock import local_text, parse_start_s, parse_time_s
+from .common import ask_controller, console, fail, print_json
+from .tables import Column, show_table
 
-_CLOCK = re.compile(r"(\d{1,2}):(\d{2})")
+_LONGEST_S: Final = 10 * 366 * 86400.0
+_NEGATIVE: Final = re.compile(r"-[0-9.].*")
 
 
 @click.group()
@@ -30,22 +32,70 @@ def show(context: click.Context, as_json: bool) -> None:
     if as_json:
         print_json(data)
         return
-    if not data["limits"]:
-        click.echo("no limit is set")
+    out = console()
+    if not data["known"]:
+        out.print("LIMITS UNREADABLE: the last plans stay in force; see the controller's log")
         return
-    columns = (("ID", "left"), ("REV", "right"), ("CLASS", "left"), ("SOURCE", "left"), ("STEPS", "left"))
-    console().print(table("", columns, (_row(entry) for entry in data["limits"])))
+    if not data["limits"]:
+        out.print("no limit is set")
+        return
+    show_table(out, _COLUMNS, [row for entry in data["limits"] for row in _rows(entry)])
+    binding = data["binding"]
+    if binding is None:
+        out.print("no limit binds now")
+    else:
+        out.print(
+            f"binds now: {format_power(binding['limit_mw'])} ({', '.join(binding['ids'])})", markup=False
+        )
 
 
-def _row(entry: dict[str, Any]) -> list[str]:
-    steps = ", ".join(
-        f"{'none' if step['limit_mw'] is None else format_power(step['limit_mw'])} from {_local(step['start_unix_s'])}"
-        for step in entry["steps"]
-    )
-    return [entry["id"], str(entry["revision"]), entry["class"], entry["source"], steps]
+def _rows(entry: dict[str, Any]) -> list[dict[str, str]]:
+    """One row for each step; what they share stands on the first."""
+    rows = []
+    for place, step in enumerate(entry["steps"]):
+        first = place == 0
+        rows.append(
+            {
+                "id": entry["id"] if first else "",
+                "revision": str(entry["revision"]) if first else "",
+                "class": entry["class"] if first else "",
+                "source": entry["source"] if first else "",
+                "limit": "none" if step["limit_mw"] is None else format_power(step["limit_mw"]),
+                "from": local_text(step["start_unix_s"]),
+            }
+        )
+    return rows
 
 
-@limit.command("set")
+_COLUMNS: Final = (
+    Column("ID", lambda row: row["id"], clip=10),
+    Column("REV", lambda row: row["revision"], side="right", drop=1),
+    Column("CLASS", lambda row: row["class"]),
+    Column("SOURCE", lambda row: row["source"], clip=8, drop=2),
+    Column("LIMIT", lambda row: row["limit"], side="right"),
+    Column("FROM", lambda row: row["from"]),
+)
+
+
+class _SetCommand(click.Command):
+    """Takes ``-5kW`` as the power it was meant to be, which is then refused as such, not as an unknown option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        valued = {
+            name for option in self.params for name in option.opts if not getattr(option, "is_flag", True)
+        }
+        negative = [
+            place
+            for place, word in enumerate(args)
+            if _NEGATIVE.fullmatch(word) and (place == 0 or args[place - 1] not in valued)
+        ]
+        if negative and "--" not in args:
+            moved = [args[place] for place in negative]
+            args = [word for place, word in enumerate(args) if place not in negative] + ["--", *moved]
+        return super().parse_args(ctx, args)
+
+
+@limit.command("set", cls=_SetCommand)
 @click.argument("power")
 @click.option(
     "--from", "start", metavar="TIME", help="begin later: 18:00, an ISO time, or a duration from now"
@@ -79,18 +129,11 @@ def set_(
     Without --until or --for the limit stays until it is cleared.
     """
     now_s = time.time()
-    if until is not None and duration is not None:
-        fail("give --until or --for, not both", WRONG_USE)
     try:
         limit_mw = parse_power_mw(power)
-        start_s = now_s if start is None else parse_start_s(start, now_s)
-        end_s = None if until is None else parse_time_s(until, now_s)
-        if duration is not None:
-            end_s = start_s + parse_duration_s(duration)
     except UnitError as error:
         fail(str(error), WRONG_USE)
-    if end_s is not None and end_s <= start_s:
-        fail("the limit would end before it begins", WRONG_USE)
+    start_s, end_s = _span(start, until, duration, now_s)
     args = {
         "id": limit_id,
         "class": "emergency" if emergency else "economic",
@@ -101,8 +144,47 @@ def set_(
     reply = ask_controller(context, "limit_set", args)
     if as_json:
         print_json(reply.data)
-    else:
-        click.echo(reply.message)
+        return
+    click.echo(reply.message)
+    click.echo(_when(None if start is None else start_s, end_s, now_s))
+
+
+def _span(
+    start: str | None, until: str | None, duration: str | None, now_s: float
+) -> tuple[float, float | None]:
+    """Begin and end in Unix seconds; ends the command when they make no sense."""
+    if until is not None and duration is not None:
+        fail("give --until or --for, not both", WRONG_USE)
+    try:
+        option = "--from"
+        start_s = now_s if start is None else parse_start_s(start, now_s)
+        option = "--until"
+        end_s = None if until is None else parse_time_s(until, now_s)
+        option = "--for"
+        if duration is not None:
+            end_s = start_s + parse_duration_s(duration)
+    except UnitError as error:
+        fail(f"{option}: {error}", WRONG_USE)
+    if end_s is not None and end_s <= now_s:
+        ago = format_duration(now_s - end_s)
+        fail(f"the limit would end {ago} ago, at {local_text(end_s)}; nothing was set", WRONG_USE)
+    if end_s is not None and end_s <= start_s:
+        text = f"it begins at {local_text(start_s)} and ends at {local_text(end_s)}"
+        fail(f"the limit would end before it begins: {text}; nothing was set", WRONG_USE)
+    if max(start_s, end_s or 0) > now_s + _LONGEST_S:
+        fail("the limit would begin or end in more than ten years; check the times", WRONG_USE)
+    return start_s, end_s
+
+
+def _when(start_s: float | None, end_s: float | None, now_s: float) -> str:
+    begins = "in force now" if start_s is None else f"from {local_text(start_s)} ({_ahead(start_s, now_s)})"
+    if end_s is None:
+        return f"{begins}, until 'slurm-pfi limit clear'"
+    return f"{begins}, until {local_text(end_s)} ({_ahead(end_s, now_s)})"
+
+
+def _ahead(at_s: float, now_s: float) -> str:
+    return f"in {format_duration(at_s - now_s)}" if at_s > now_s else "at once"
 
 
 @limit.command("clear")
@@ -117,40 +199,3 @@ def clear(context: click.Context, limit_id: str, everything: bool, as_json: bool
         print_json(reply.data)
     else:
         click.echo(reply.message)
-
-
-def parse_start_s(text: str, now_s: float) -> float:
-    """A start: a duration from now, or a time as in `parse_time_s`. Raises UnitError."""
-    try:
-        return now_s + parse_duration_s(text)
-    except UnitError:
-        return parse_time_s(text, now_s)
-
-
-def parse_time_s(text: str, now_s: float) -> float:
-    """``18:00`` (the next one on this host's clock) or an ISO time with its offset, as Unix seconds.
-
-    An ISO time without an offset is refused: it could be any of several instants. Raises UnitError.
-    """
-    match = _CLOCK.fullmatch(text.strip())
-    now = dt.datetime.fromtimestamp(now_s).astimezone()
-    if match is not None:
-        hour, minute = int(match.group(1)), int(match.group(2))
-        if hour > 23 or minute > 59:
-            raise UnitError(f"time {text!r} is not on the clock: write 00:00 to 23:59")
-        day = now.date()
-        at = dt.datetime.combine(day, dt.time(hour, minute)).astimezone()
-        if at <= now:
-            at = dt.datetime.combine(day + dt.timedelta(days=1), dt.time(hour, minute)).astimezone()
-        return at.timestamp()
-    try:
-        at = dt.datetime.fromisoformat(text.strip())
-    except ValueError as error:
-        raise UnitError(f"time {text!r} is not understood: write 18:00 or 2026-11-30T18:00+01:00") from error
-    if at.tzinfo is None:
-        raise UnitError(f"time {text!r} has no offset from UTC: write 2026-11-30T18:00+01:00 or ...Z")
-    return at.timestamp()
-
-
-def _local(unix_s: float) -> str:
-    return dt.datetime.fromtimestamp(unix_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")

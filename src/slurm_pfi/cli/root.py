@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from .. import __version__
+from ..bus.control import WRONG_USE
 from . import config_check, controller, doctor, jobs, limit, off, status
 
 
@@ -22,6 +24,8 @@ def root(config: str | None) -> None:
     """Hold a site power limit on a Slurm GPU cluster and lose the least work.
 
     The agent of a GPU node is 'slurm-pfi node' (see 'slurm-pfi node --help').
+
+    Exit codes: 0 done, 1 the answer is no, 2 wrong use, 3 a component cannot be reached.
     """
 
 
@@ -35,17 +39,30 @@ root.add_command(doctor.doctor)
 root.add_command(controller.controller)
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; exit codes: 0 done, 1 no, 2 wrong use, 3 a component cannot be reached."""
     try:
-        result: Any = root.main(standalone_mode=False)
+        result: Any = root.main(
+            None if argv is None else list(argv), prog_name="slurm-pfi", standalone_mode=False
+        )
     except click.exceptions.Abort:
         click.echo("slurm-pfi: interrupted", err=True)
         return 130
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        click.echo(usage_line(error), err=True)
+        return WRONG_USE if isinstance(error, click.UsageError) else error.exit_code
     except BrokenPipeError:
         sys.stderr.close()
         return 0
     return result if isinstance(result, int) else 0
+
+
+def usage_line(error: click.ClickException) -> str:
+    """One line: what is wrong and where to read on. A group without a command shows its help instead."""
+    message = error.format_message()
+    if message.startswith("Usage:"):
+        return message
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    path = context.command_path if context is not None else "slurm-pfi"
+    text = " ".join(message.split()).rstrip(".")
+    return f"slurm-pfi: {text[:1].lower()}{text[1:]}; see '{path} --help'"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from ..units import format_duration, format_power
-from .common import ask_controller, console, print_json, table
+from .common import ask_controller, console, print_json
+from .tables import Column, show_table
 
 
 @click.command()
@@ -23,32 +24,20 @@ def status(context: click.Context, as_json: bool) -> None:
     for line in headline(data):
         out.print(line, markup=False)
     out.print()
-    out.print(table("", _COLUMNS, (_row(node) for node in data["nodes"])))
+    show_table(out, _COLUMNS, data["nodes"])
     for node in data["nodes"]:
         for fault in _troubles(node):
             out.print(f"{node['name']}: {fault}", markup=False)
 
 
-_COLUMNS = (
-    ("NODE", "left"),
-    ("STATE", "left"),
-    ("MODE", "left"),
-    ("HEARD", "right"),
-    ("GPUS", "right"),
-    ("CAPPED", "right"),
-    ("CAPS", "right"),
-    ("DRAW", "right"),
-)
-
-
 def headline(data: dict[str, Any]) -> list[str]:
-    """The site in a few lines."""
+    """The site in a few lines, each short enough for a terminal where no list of names is in it."""
     draw = data["draw"]
     lines = [
         f"cluster {data['cluster']}   policy {data['policy']}   epoch {data['epoch']}",
-        f"site draw {format_power(draw['site_mw'])} "
-        f"(GPUs {format_power(draw['gpus_mw'])}, declared beside them {format_power(draw['overhead_mw'])}); "
-        f"at most {format_power(draw['uncapped_worst_mw'])} without caps",
+        f"site draw {format_power(draw['site_mw'])}: GPUs {format_power(draw['gpus_mw'])}, "
+        f"declared beside them {format_power(draw['overhead_mw'])}",
+        f"without caps at most {format_power(draw['uncapped_worst_mw'])}",
     ]
     if data["off"]:
         lines.append("OFF: no limit is enforced ('slurm-pfi on' ends this)")
@@ -58,11 +47,11 @@ def headline(data: dict[str, Any]) -> list[str]:
     if window is None:
         lines.append("no window: no limit binds")
         return lines
-    lines.append(
-        f"window open for {format_duration(window['open_s'])}: limit {format_power(window['limit_mw'])} "
-        f"({', '.join(window['limit_ids'])}), for GPU caps {format_power(window['budget_mw'])}, "
-        f"planned {format_power(window['committed_mw'])}"
-    )
+    lines += [
+        f"limit {format_power(window['limit_mw'])} ({', '.join(window['limit_ids'])}), "
+        f"window open for {format_duration(window['open_s'])}",
+        f"for GPU caps {format_power(window['budget_mw'])}, planned {format_power(window['committed_mw'])}",
+    ]
     if window["shortfall_mw"]:
         lines.append(f"INFEASIBLE: {format_power(window['shortfall_mw'])} short; every run is at its floor")
     if window["silent"]:
@@ -70,20 +59,28 @@ def headline(data: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _row(node: dict[str, Any]) -> list[str]:
+def _heard(node: dict[str, Any]) -> str:
     age_s = node["age_s"]
-    return [
-        node["name"],
-        node["state"],
-        node["mode"],
-        "never" if age_s is None else f"{age_s:.1f} s",
-        str(node["gpus"])
-        if node["gpus"] == node["gpus_declared"]
-        else f"{node['gpus']}/{node['gpus_declared']}",
-        str(node["capped"]),
-        format_power(node["enforced_mw"]),
-        format_power(node["draw_mw"]),
-    ]
+    if age_s is None:
+        return "never"
+    return f"{age_s:.1f} s" if age_s < 120 else format_duration(age_s)
+
+
+def _gpus(node: dict[str, Any]) -> str:
+    same = node["gpus"] == node["gpus_declared"]
+    return str(node["gpus"]) if same else f"{node['gpus']}/{node['gpus_declared']}"
+
+
+_COLUMNS: Final = (
+    Column("NODE", lambda node: node["name"], clip=8),
+    Column("STATE", lambda node: node["state"]),
+    Column("MODE", lambda node: node["mode"], drop=2),
+    Column("HEARD", _heard, side="right", drop=1),
+    Column("GPUS", _gpus, side="right"),
+    Column("CAPPED", lambda node: str(node["capped"]), side="right", drop=3),
+    Column("CAPS", lambda node: format_power(node["enforced_mw"]), side="right"),
+    Column("DRAW", lambda node: format_power(node["draw_mw"]), side="right"),
+)
 
 
 def _troubles(node: dict[str, Any]) -> list[str]:

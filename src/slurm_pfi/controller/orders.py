@@ -15,6 +15,7 @@ from ..model import LimitClass, LimitStep
 from ..store.limits import LimitError
 from ..store.sealed import UnreadableError
 from ..units import format_power
+from .budget import look
 from .state import LimitsChanged, OffChanged
 from .views import limit_view, run_view, site_view
 
@@ -123,9 +124,36 @@ class Orders:
         self._tell("set", msgspec.to_builtins(limit), peer, now_s)
         control.take(LimitsChanged(limits=control.limits.limits))
         message = (
-            f"limit {limit.id} revision {limit.revision}: {format_power(order.limit_mw)} ({limit.class_})"
+            f"limit {limit.id} revision {limit.revision}: {format_power(order.limit_mw)} ({limit.class_})\n"
+            f"{self._meaning(order)}"
         )
         return Reply(ok=True, message=message, data=limit_view(limit))
+
+    def _meaning(self, order: LimitOrder) -> str:
+        """What this limit alone asks of the site as it is now; floors are the planner's and come in the status."""
+        control = self._controller
+        if control.state.off:
+            return "nothing is enforced: 'slurm-pfi off' was said; 'slurm-pfi on' ends that"
+        site = look(control.state, control.config, time.monotonic_ns())
+        worst_mw = site.uncapped_mw + site.fixed_mw
+        if order.limit_mw >= worst_mw:
+            return f"it binds nothing: the site draws at most {format_power(worst_mw)} without caps"
+        budget_mw = order.limit_mw - site.fixed_mw
+        least_mw = site.constant_mw + sum(gpu.park_mw for gpu in site.gpus.values() if gpu.commandable)
+        if budget_mw < least_mw:
+            return (
+                f"it CANNOT be held: {format_power(least_mw - budget_mw)} are missing even with every GPU at its "
+                f"lowest cap; everything is lowered as far as it goes"
+                + (
+                    f"; counted at their worst, as they do not answer: {', '.join(site.silent)}"
+                    if site.silent
+                    else ""
+                )
+            )
+        return (
+            f"GPU caps come down to {format_power(budget_mw)} in all, from {format_power(site.uncapped_mw)}; "
+            f"'slurm-pfi status' shows how"
+        )
 
     def _limit_clear(self, args: dict[str, Any], peer: Peer) -> Reply:
         order = msgspec.convert(args, ClearOrder)
