@@ -35,7 +35,7 @@ from .messages import (
     StopAsked,
     Tick,
 )
-from .state import Gpu, Settings, State
+from .state import TOLERANCE_MW, Gpu, Settings, State
 from .turn import Turn
 
 __all__ = ["initial_state", "next_deadline_ns", "step"]
@@ -176,8 +176,10 @@ def _expire_settling(turn: Turn) -> None:
             continue
         if turn.now_ns - pending.since_ns < turn.state.settings.settle_ns:
             continue
-        if pending.raises:
-            # Another limit, of the board or its management controller, rules: that is lower, so it is safe.
+        enforced_mw = gpu.enforced_mw
+        if pending.raises or (enforced_mw is not None and enforced_mw <= pending.cap_mw + TOLERANCE_MW):
+            # Raised, but another limit, of the board or its management controller, rules: that is lower, so it is
+            # safe. Lowered and in force: only the draw could not be seen to follow.
             intake.settled(turn, gpu)
         elif not gpu.set_fault:
             turn.change_gpu(

@@ -109,6 +109,15 @@ def _drop_run(turn: Turn, run: Run, reason: str) -> None:
     turn.report_soon()
 
 
+def _locate_runs(turn: Turn) -> None:
+    """The map from positions to GPUs is new: find each run's GPUs again, and say so where they are others."""
+    for run, seen in tuple(turn.state.runs.items()):
+        found = _locate(seen, turn.state.positions)
+        turn.change(runs={**turn.state.runs, run: found})
+        if found.gpus != seen.gpus:
+            turn.audit("run_seen", run=str(run), gpus=list(found.gpus), reason="GPUs found")
+
+
 def _locate(seen: SeenRun, positions: dict[int, GpuId]) -> SeenRun:
     """The GPUs of a run. A position that leads nowhere is kept as such, never replaced by another."""
     return replace(
@@ -150,8 +159,8 @@ def devices_listed(turn: Turn, event: DevicesListed) -> None:
         listed=True,
         listing=False,
         relist_at_ns=turn.now_ns + turn.state.settings.relist_ns if unsound else None,
-        runs={run: _locate(seen, event.positions) for run, seen in turn.state.runs.items()},
     )
+    _locate_runs(turn)
     turn.fault("nvml", "; ".join(f"{failure.uuid}: {failure.message}" for failure in event.failures))
     turn.fault("map", event.map_fault)
     if first:

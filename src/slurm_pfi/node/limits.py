@@ -88,9 +88,11 @@ def decide(gpu: Gpu, want: Wanted, now_ns: int) -> Decision:
     if want.cap_mw >= gpu.prior_mw:
         return _restore(gpu, want)
     found_mw = gpu.requested_mw
-    if found_mw > want.cap_mw + TOLERANCE_MW:
+    # Only against the very value that was asked for may a difference be the board's rounding.
+    tolerance_mw = TOLERANCE_MW if gpu.current_mw == want.cap_mw else 0
+    if found_mw > want.cap_mw + tolerance_mw:
         return _lower(gpu, want, now_ns)
-    if found_mw < want.cap_mw - TOLERANCE_MW:
+    if found_mw < want.cap_mw - tolerance_mw:
         return _raise(gpu, want)
     if gpu.current_mw is not None and gpu.current_mw != want.cap_mw:
         return Record(cap_mw=want.cap_mw, run=want.run)
