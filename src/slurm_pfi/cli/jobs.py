@@ -30,7 +30,7 @@ def jobs(context: click.Context, as_json: bool) -> None:
         if run["note"]:
             out.print(f"{_job(run)}: {run['note']}", markup=False)
     if any(run["floor_passed"] for run in data):
-        out.print("floor passed: an emergency limit holds the run below what its user was promised")
+        out.print("past floor: an emergency limit holds the run below what its user was promised")
 
 
 def _job(run: dict[str, Any]) -> str:
@@ -38,11 +38,11 @@ def _job(run: dict[str, Any]) -> str:
 
 
 def _state(run: dict[str, Any]) -> str:
-    return f"{run['state']}, floor passed" if run["floor_passed"] else str(run["state"])
+    return f"{run['state']}, past floor" if run["floor_passed"] else str(run["state"])
 
 
 def _short_state(run: dict[str, Any]) -> str:
-    return "floor passed" if run["floor_passed"] else str(run["state"]).split()[0]
+    return "past floor" if run["floor_passed"] else str(run["state"]).split()[0]
 
 
 def _nodes(run: dict[str, Any]) -> str:

@@ -53,7 +53,9 @@ def headline(data: dict[str, Any]) -> list[str]:
         f"for GPU caps {format_power(window['budget_mw'])}, planned {format_power(window['committed_mw'])}",
     ]
     if window["shortfall_mw"]:
-        lines.append(f"INFEASIBLE: {format_power(window['shortfall_mw'])} short; every run is at its floor")
+        lines.append(
+            f"INFEASIBLE: {format_power(window['shortfall_mw'])} short, with every run as low as it may go"
+        )
     if window["silent"]:
         lines.append(f"counted at their worst because they do not answer: {', '.join(window['silent'])}")
     return lines

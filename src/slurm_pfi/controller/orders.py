@@ -12,11 +12,12 @@ import msgspec
 from ..bus.control import NO, Reply, Request, refusal
 from ..bus.unix import Peer
 from ..model import LimitClass, LimitStep
-from ..store.limits import LimitError
+from ..store.limits import LimitError, ScheduleStep
 from ..store.sealed import UnreadableError
 from ..units import format_power
 from .budget import look
-from .state import LimitsChanged, OffChanged
+from .planning import share
+from .state import LimitsChanged
 from .views import limit_view, run_view, site_view
 
 if TYPE_CHECKING:
@@ -130,29 +131,29 @@ class Orders:
         return Reply(ok=True, message=message, data=limit_view(limit))
 
     def _meaning(self, order: LimitOrder) -> str:
-        """What this limit alone asks of the site as it is now; floors are the planner's and come in the status."""
+        """What this limit alone asks of the site as it is now."""
         control = self._controller
-        if control.state.off:
+        state, config = control.state, control.config
+        if state.off:
             return "nothing is enforced: 'slurm-pfi off' was said; 'slurm-pfi on' ends that"
-        site = look(control.state, control.config, time.monotonic_ns())
+        site = look(state, config, time.monotonic_ns())
         worst_mw = site.uncapped_mw + site.fixed_mw
         if order.limit_mw >= worst_mw:
             return f"it binds nothing: the site draws at most {format_power(worst_mw)} without caps"
-        budget_mw = order.limit_mw - site.fixed_mw
-        least_mw = site.constant_mw + sum(gpu.park_mw for gpu in site.gpus.values() if gpu.commandable)
-        if budget_mw < least_mw:
-            return (
-                f"it CANNOT be held: {format_power(least_mw - budget_mw)} are missing even with every GPU at its "
-                f"lowest cap; everything is lowered as far as it goes"
-                + (
-                    f"; counted at their worst, as they do not answer: {', '.join(site.silent)}"
-                    if site.silent
-                    else ""
-                )
-            )
+        emergency_mw = order.limit_mw if order.class_ == "emergency" else None
+        step = ScheduleStep(starts_in_s=0.0, limit_mw=order.limit_mw, emergency_mw=emergency_mw)
+        shares = share(state, config, control.core.science, site, step)
+        silent = f"; counted at their worst, not answering: {', '.join(site.silent)}" if site.silent else ""
+        if shares.shortfall_mw:
+            how = "at its floor" if emergency_mw is None else "as low as it goes"
+            return f"it CANNOT be held now: {format_power(shares.shortfall_mw)} short, with every run {how}{silent}"
+        caps = zip(shares.demands, shares.allocation.caps_mw, strict=True)
+        written = "" if any(node.mode == "enforce" for node in state.nodes.values()) else "; observe: none is set"
+        past = sum(1 for demand, cap_mw in caps if cap_mw < demand.floor_mw)
+        floors = f"; {past} runs pass their floor" if past else ""
         return (
-            f"GPU caps come down to {format_power(budget_mw)} in all, from {format_power(site.uncapped_mw)}; "
-            f"'slurm-pfi status' shows how"
+            f"GPU caps come down to {format_power(order.limit_mw - site.fixed_mw)} in all, "
+            f"from {format_power(site.uncapped_mw)}{floors}{written}{silent}"
         )
 
     def _limit_clear(self, args: dict[str, Any], peer: Peer) -> Reply:
@@ -176,13 +177,13 @@ class Orders:
         return Reply(ok=True, message=f"cleared: {', '.join(cleared) or 'nothing'}", data=cleared)
 
     def _off(self, _args: dict[str, Any], peer: Peer) -> Reply:
-        self._controller.take(OffChanged(off=True))
+        self._controller.switch(off=True)
         return Reply(
             ok=True, message="off: every GPU goes back to its prior limit; 'slurm-pfi on' enforces again"
         )
 
     def _on(self, _args: dict[str, Any], peer: Peer) -> Reply:
-        self._controller.take(OffChanged(off=False))
+        self._controller.switch(off=False)
         return Reply(ok=True, message="on: limits are enforced")
 
     def _tell(self, action: str, limit: dict[str, Any], peer: Peer, now_s: float) -> None:
