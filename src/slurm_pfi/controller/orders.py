@@ -177,14 +177,14 @@ class Orders:
         return Reply(ok=True, message=f"cleared: {', '.join(cleared) or 'nothing'}", data=cleared)
 
     def _off(self, _args: dict[str, Any], peer: Peer) -> Reply:
-        self._controller.switch(off=True)
+        but = self._controller.switch(off=True)
         return Reply(
-            ok=True, message="off: every GPU goes back to its prior limit; 'slurm-pfi on' enforces again"
+            ok=True, message=f"off: every GPU goes back to its prior limit; 'slurm-pfi on' enforces again{but}"
         )
 
     def _on(self, _args: dict[str, Any], peer: Peer) -> Reply:
-        self._controller.switch(off=False)
-        return Reply(ok=True, message="on: limits are enforced")
+        but = self._controller.switch(off=False)
+        return Reply(ok=True, message=f"on: limits are enforced{but}")
 
     def _tell(self, action: str, limit: dict[str, Any], peer: Peer, now_s: float) -> None:
         """The audit entry, with the steps in the monotonic clock that every record carries."""

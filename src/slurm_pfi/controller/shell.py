@@ -23,6 +23,7 @@ from ..store.audit import AuditLog
 from ..store.epoch import CommandedStore, EpochStore, NeverCommanded
 from ..store.limits import LimitStore
 from ..store.sealed import UnreadableError
+from ..store.switch import OffSwitch
 from ..units import watts_to_mw
 from .core import Core
 from .nodes import ConfigNodesError, declared_nodes
@@ -38,6 +39,7 @@ from .state import (
     LimitsChanged,
     NeedEpoch,
     NodeLost,
+    OffChanged,
     ReadAllJobs,
     ReadJob,
     ReportCame,
@@ -64,6 +66,7 @@ class Controller:
         self._epochs = EpochStore(state_dir / "epoch.json")
         self._commanded = CommandedStore(state_dir / "commanded.json")
         self.limits = LimitStore(state_dir / "limits.json")
+        self._off_switch = OffSwitch(state_dir / "off.json")
         self.audit = AuditLog(state_dir / "audit.jsonl", "controller", on_fault=log.error)
         self._slurm = SlurmWorker(
             SlurmCommands(config.slurm, timeout_s=config.times.slurm_timeout_s), config, self.take
@@ -126,7 +129,11 @@ class Controller:
         if self._commanded.trouble:
             log.error(self._commanded.trouble)
         self._tell_site()
+        off = self._off_switch.load()
         self.take(EpochTaken(epoch=self._epochs.next_epoch()))
+        if off:
+            log.warning("everything is off, as an admin said before; 'slurm-pfi on' enforces again")
+            self.take(OffChanged(off=True))
         try:
             limits = self.limits.load(first_start=first_start)
         except UnreadableError as error:
@@ -184,6 +191,15 @@ class Controller:
         for action in actions:
             self._do(action)
         self._wake.set()
+
+    def switch(self, *, off: bool) -> str:
+        """The red button. It works at once; returns why it will not outlive this process, empty if it will."""
+        self.take(OffChanged(off=off))
+        try:
+            self._off_switch.save(off=off)
+        except OSError as error:
+            return f"; but this is forgotten when the controller restarts: {error}"
+        return ""
 
     async def _cycles(self) -> None:
         """A cycle after every event, several events together, and at the latest after the cycle time."""
