@@ -151,7 +151,7 @@ def test_slurmctld_down_neither_parks_running_jobs_nor_admits_new_ones() -> None
 
 
 @pytest.mark.parametrize("policy", ["equal", "marginal"])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_no_raise_passes_the_limit_in_any_order_of_things(policy: str, seed: int) -> None:
     """Random orders of jobs, limits, losses, crashes and restarts; the world judges every raise by the devices."""

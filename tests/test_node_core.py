@@ -68,6 +68,7 @@ def test_the_audit_record_and_the_journal_come_before_the_set() -> None:
     world = World(1).start()
     world.order.clear()
     world.window(200_000)
+    world.advance(S)
     assert world.order.index("Audit") < world.order.index("WriteJournal") < world.order.index("SetLimit")
     kinds = [event for event, _ in world.audit]
     assert kinds.index("set") < kinds.index("readback")

@@ -101,7 +101,7 @@ class World:
         self.audit: list[tuple[int, str, str, dict[str, Any]]] = []
         self.violations: list[str] = []
         self.raises = 0
-        self.said_shortfall_mw = 0
+        self.said_mw: list[tuple[int, int]] = [(0, 0)]
         self.nodes: dict[str, SimNode] = {}
         for number in range(1, nodes + 1):
             name = f"n{number}"
@@ -174,7 +174,7 @@ class World:
             case cs.Audit(event=event, fields=fields):
                 self.audit.append((self.now_ns, "controller", event, fields))
                 if event == "infeasible":
-                    self.said_shortfall_mw = fields["shortfall_mw"]
+                    self.said_mw.append((self.now_ns, fields["shortfall_mw"]))
             case cs.SendPlan(plan=plan):
                 node = self.nodes[plan.node]
                 if self.random.random() >= self.fate.loss:
@@ -393,7 +393,11 @@ class World:
             return
         if self.now_ns - self.limit_set_ns < self.config.times.response_s * NS:
             limit_mw = max(limit_mw, self.limit_before_mw)  # raises of the limit before may be under way
-        limit_mw += self.said_shortfall_mw
+        # What was said to be missing counts until the response time after it was taken back.
+        since_ns = self.now_ns - round(self.config.times.response_s * NS)
+        recent = [mw for at_ns, mw in self.said_mw if at_ns >= since_ns]
+        before = [mw for at_ns, mw in self.said_mw if at_ns < since_ns]
+        limit_mw += max([*recent, *before[-1:]])
         if self.site_mw() > limit_mw:
             self.violations.append(
                 f"{(self.now_ns - self.limit_set_ns) / NS:.2f} s after the limit: {device.uuid} went from "

@@ -10,6 +10,7 @@ import msgspec
 from ..config import Config
 from ..model import Report, Run, RunReport
 from ..slurm.backend import JobInfo
+from .budget import park_cap_mw
 from .ledger import NS_PER_S, still_outstanding
 from .planning import admitted_fields, plan_cycle
 from .runs import effective_flex, misplaced, observe_baseline
@@ -66,6 +67,7 @@ class Core:
         actions.extend(reads)
         if not self._settled(state, now_ns):
             return state, actions
+        state = msgspec.structs.replace(state, planned=True)
         state, planned = plan_cycle(state, self.config, self.science, now_ns, event.now_unix_s)
         actions.extend(planned)
         state, tags = due_tags(state, self.config, self.science, now_ns, event.now_unix_s)
@@ -152,8 +154,9 @@ class Core:
         older = [known for known in state.runs if known.job_id == run.job_id and known.restart > run.restart]
         if older:
             return msgspec.structs.replace(view, phase="gone", read_due_ns=None), []
-        in_window = state.window is not None and not (first and _was_raised(report, run))
-        if not in_window:
+        raised = _was_raised(report, run, self.config)
+        in_window = state.window is not None or not state.planned
+        if not in_window or (first and raised):
             # Slurm may be slow or down: until it answers, the site's default flex counts, never less than that.
             flex = effective_flex(run_report.flex, None, self.config)[0]
             view = msgspec.structs.replace(view, phase="admitted", flex=flex)
@@ -285,10 +288,11 @@ def _node_after(node: NodeView, report: Report, priors: dict[str, int], epoch: i
     return msgspec.structs.replace(node, outstanding=still_outstanding(node))
 
 
-def _was_raised(report: Report, run: Run) -> bool:
-    """Whether a GPU of the run is above the lowest that its device can be: then somebody admitted it before us."""
+def _was_raised(report: Report, run: Run, config: Config) -> bool:
+    """Whether a GPU of the run is above the park cap: then there was no window, or somebody admitted it before us."""
     return any(
-        run in gpu.runs and (gpu.enforced_mw is None or gpu.enforced_mw > gpu.min_mw) for gpu in report.gpus
+        run in gpu.runs and (gpu.enforced_mw is None or gpu.enforced_mw > park_cap_mw(gpu, config))
+        for gpu in report.gpus
     )
 
 

@@ -148,7 +148,9 @@ class Orders:
             how = "at its floor" if emergency_mw is None else "as low as it goes"
             return f"it CANNOT be held now: {format_power(shares.shortfall_mw)} short, with every run {how}{silent}"
         caps = zip(shares.demands, shares.allocation.caps_mw, strict=True)
-        written = "" if any(node.mode == "enforce" for node in state.nodes.values()) else "; observe: none is set"
+        written = (
+            "" if any(node.mode == "enforce" for node in state.nodes.values()) else "; observe: none is set"
+        )
         past = sum(1 for demand, cap_mw in caps if cap_mw < demand.floor_mw)
         floors = f"; {past} runs pass their floor" if past else ""
         return (
@@ -179,7 +181,8 @@ class Orders:
     def _off(self, _args: dict[str, Any], peer: Peer) -> Reply:
         but = self._controller.switch(off=True)
         return Reply(
-            ok=True, message=f"off: every GPU goes back to its prior limit; 'slurm-pfi on' enforces again{but}"
+            ok=True,
+            message=f"off: every GPU goes back to its prior limit; 'slurm-pfi on' enforces again{but}",
         )
 
     def _on(self, _args: dict[str, Any], peer: Peer) -> Reply:

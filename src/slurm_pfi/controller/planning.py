@@ -20,7 +20,7 @@ from .runs import demand_of
 from .science import Science
 from .state import Action, Audit, RunView, State, WindowView
 
-SHORTFALL_STEP_MW = 1000  # a shortfall is told anew when it moves by more than a watt
+SHORTFALL_STEP_MW = 1000  # a shortfall that shrinks is told anew by the watt, one that grows at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,8 @@ def _open(
     now_said = (shares.shortfall_mw, site.silent if shares.shortfall_mw else ())
     if (
         now_said[1] != said[1]
-        or abs(now_said[0] - said[0]) > SHORTFALL_STEP_MW
+        or now_said[0] > said[0]
+        or said[0] - now_said[0] > SHORTFALL_STEP_MW
         or (not now_said[0]) != (not said[0])
     ):
         said = now_said

@@ -99,11 +99,15 @@ class WindowView(Frozen, frozen=True, kw_only=True):
 
 
 class State(Frozen, frozen=True, kw_only=True):
-    """All of it. ``off`` is the red button: nothing is commanded and every cap is given back."""
+    """All of it. ``off`` is the red button: nothing is commanded and every cap is given back.
+
+    ``planned`` is False until the first planning cycle: before it nobody knows whether a window is open.
+    """
 
     epoch: int
     started_ns: int
     next_seq: int = 1
+    planned: bool = False
     off: bool = False
     limits: tuple[Limit, ...] = ()
     limits_known: bool = True

@@ -243,6 +243,8 @@ def _set_limits(turn: Turn, found: PlanStep | None) -> None:
 
 def _may_raise(turn: Turn, found: PlanStep | None) -> bool:
     state = turn.state
+    if state.released:
+        return True  # an admin's order, which the controller has been told of, waits for nothing
     if any(_is_lowering(turn, gpu) for gpu in state.gpus.values()):
         return False
     if state.held is None or found is None or found.park_cap_mw is None or not state.held_from_file:

@@ -103,8 +103,8 @@ def _restore(gpu: Gpu, want: Wanted) -> Decision:
     assert gpu.prior_mw is not None and gpu.requested_mw is not None
     if gpu.current_mw is None:
         return None
-    if near(gpu.requested_mw, gpu.prior_mw):
-        return Rest()
+    if near(gpu.requested_mw, gpu.prior_mw) and gpu.requested_mw not in gpu.issued_mw:
+        return Rest()  # the prior limit, as far as the board's rounding shows it
     # Any value of this boot counts as ours: after failed sets an older one of ours may still stand there, and
     # leaving it would leave a cap behind.
     if not gpu.is_ours(gpu.requested_mw):

@@ -1,0 +1,125 @@
+"""The figures of the demo, from what it left behind: samples, token logs, audit files. Nothing here asks a daemon."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from ..observer import Samples, worst_excess
+
+SECOND_NS: Final = 1_000_000_000
+REACTION_S: Final = 5.0
+
+Tokens = Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of time in CLOCK_MONOTONIC ns."""
+
+    start_ns: int
+    end_ns: int
+
+    @property
+    def seconds(self) -> float:
+        return (self.end_ns - self.start_ns) / SECOND_NS
+
+
+def read_audit(path: Path) -> list[dict[str, Any]]:
+    """The records of an audit file; a half-written last line is left out."""
+    complete, _, _ = path.read_text().rpartition("\n")
+    return [json.loads(line) for line in complete.split("\n") if line]
+
+
+def limit_entry_ns(controller: Sequence[Mapping[str, Any]], revision: int) -> int:
+    """When the controller audited that this limit was set."""
+    for record in controller:
+        if record["event"] == "limit" and record["action"] == "set" and record["revision"] == revision:
+            return int(record["mono_ns"])
+    raise ValueError(f"no audit entry of limit revision {revision}")
+
+
+def compliance_ns(
+    nodes: Mapping[str, Sequence[Mapping[str, Any]]], set_ns: int, caps: Mapping[str, int]
+) -> int:
+    """When the last GPU was read back at its new enforced cap; ``caps`` are those a moment later, by UUID.
+
+    Of each GPU whose limit was set within the reaction time, the first read-back at that cap counts. Raises
+    ValueError when a GPU has a new cap and no such read-back.
+    """
+    last_ns = set_ns
+    for node, records in nodes.items():
+        young = [r for r in records if set_ns <= r["mono_ns"] < set_ns + REACTION_S * SECOND_NS]
+        touched = {r["uuid"] for r in young if r["event"] == "set"}
+        for uuid in touched:
+            read = [
+                r["mono_ns"]
+                for r in young
+                if r["event"] == "readback"
+                and r["uuid"] == uuid
+                and abs(r["enforced_mw"] - caps[uuid]) <= 1000
+            ]
+            if not read:
+                raise ValueError(
+                    f"{node}: {uuid} was set after the limit and never read back at {caps[uuid]} mW"
+                )
+            last_ns = max(last_ns, *read[:1])
+    return last_ns
+
+
+def rate_per_s(tokens: Tokens, span: Span) -> float:
+    """Tokens per second over a span, by linear interpolation of the job's own counter. Raises ValueError outside."""
+    return (_at(tokens, span.end_ns) - _at(tokens, span.start_ns)) / span.seconds
+
+
+def loss(tokens: Tokens, before: Span, window: Span) -> float:
+    """1 - tokens in the window / (own rate before it x its length)."""
+    return 1 - rate_per_s(tokens, window) / rate_per_s(tokens, before)
+
+
+def _at(tokens: Tokens, time_ns: int) -> float:
+    for (start_ns, start), (end_ns, end) in pairwise(tokens):
+        if start_ns <= time_ns <= end_ns:
+            return start + (end - start) * (time_ns - start_ns) / max(1, end_ns - start_ns)
+    raise ValueError(f"the token log does not reach {time_ns} ns")
+
+
+def gpu_caps(samples: Samples, time_ns: int) -> dict[str, int]:
+    """Every GPU's limit in force at the first sample from this instant on, by UUID."""
+    for sample in samples.samples:
+        if sample.mono_ns >= time_ns:
+            return {
+                uuid: cap
+                for node, uuids in samples.gpus.items()
+                for uuid, cap in zip(uuids, sample.caps_mw[node] or (), strict=True)
+            }
+    raise ValueError(f"no sample from {time_ns} ns on")
+
+
+def seconds_below(samples: Samples, uuids: Sequence[str], mw: int, span: Span) -> float:
+    """For how long every one of these GPUs had a limit below this power, at the sampling interval."""
+    place = {uuid: (node, i) for node, names in samples.gpus.items() for i, uuid in enumerate(names)}
+    count = 0
+    for sample in samples.between(span.start_ns, span.end_ns):
+        limits = [(sample.caps_mw[place[u][0]] or ())[place[u][1]] for u in uuids]
+        count += all(limit < mw for limit in limits)
+    return count / samples.hz
+
+
+def lowest_cap(samples: Samples, uuids: Sequence[str], span: Span) -> int:
+    """The lowest limit that any of these GPUs had."""
+    place = {uuid: (node, i) for node, names in samples.gpus.items() for i, uuid in enumerate(names)}
+    return min(
+        (sample.caps_mw[place[u][0]] or ())[place[u][1]]
+        for sample in samples.between(span.start_ns, span.end_ns)
+        for u in uuids
+    )
+
+
+def excess_w(samples: Samples, limit_mw: int, span: Span) -> float:
+    """The most that the site drew above the limit over the span; below zero: the least room."""
+    return worst_excess(samples, [(0, limit_mw)], span.start_ns, span.end_ns).worst_mw / 1000

@@ -1,0 +1,158 @@
+"""What the demo shows: its jobs, and the figures at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.table import Table
+
+from slurm_pfi.units import format_power
+
+from . import figures
+from .figures import Span
+
+
+@dataclass
+class DemoJob:
+    """A job of the demo, as its settings name it and as it came to run."""
+
+    name: str
+    workload: str
+    gpus: int
+    where: str
+    flex: str = ""
+    nodes: int = 1
+    partition: str = "main"
+    late: bool = False
+    job_id: int = 0
+    tokens: list[tuple[int, float]] = field(default_factory=list)
+    uuids: list[str] = field(default_factory=list)
+
+    @classmethod
+    def from_settings(cls, entry: Mapping[str, Any]) -> DemoJob:
+        return cls(**entry)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether its user cancels it inside the window."""
+        return self.name == "ends inside the window"
+
+    def throughput(self, act: Act, before: Act) -> float | None:
+        """Share of its own rate before, from its own token counter; None where it did not run all the time."""
+        try:
+            rate = figures.rate_per_s(self.tokens, act.settled)
+            return rate / figures.rate_per_s(self.tokens, before.settled)
+        except ValueError:
+            return None
+
+    def summary(self, acts: Sequence[Act]) -> dict[str, Any]:
+        """For summary.json."""
+        return {
+            "job_id": self.job_id,
+            "name": self.name,
+            "workload": self.workload,
+            "flex": self.flex,
+            "gpus": len(self.uuids),
+            "acts": {
+                act.name: {
+                    "cap_mw": act.runs[self.job_id].get("cap_mw"),
+                    "floor_mw": act.runs[self.job_id].get("floor_mw"),
+                    "draw_mw": act.runs[self.job_id].get("draw_mw"),
+                    "throughput": self.throughput(act, acts[0]),
+                    "floor_passed": act.runs[self.job_id].get("floor_passed"),
+                }
+                for act in acts
+                if act.runs.get(self.job_id)
+            },
+        }
+
+
+@dataclass(frozen=True)
+class Act:
+    """One stretch of the story: ``runs`` is what ``slurm-pfi jobs`` showed at its end, by job id."""
+
+    name: str
+    span: Span
+    limit_mw: int | None
+    runs: dict[int, dict[str, Any]]
+
+    @property
+    def settled(self) -> Span:
+        """Its last seconds, in which nothing moved any more."""
+        length_ns = min(4 * figures.SECOND_NS, (self.span.end_ns - self.span.start_ns) // 2)
+        end_ns = self.span.end_ns - figures.SECOND_NS // 2
+        return Span(end_ns - length_ns, end_ns)
+
+
+def jobs_table(jobs: Sequence[DemoJob], act: Act, before: Act, runs: Mapping[int, Any]) -> Table:
+    """All jobs at the end of an act."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading, side in (
+        ("JOB", "right"),
+        ("WHAT", "left"),
+        ("MODEL", "left"),
+        ("GPUS", "right"),
+        ("FLEX", "left"),
+        ("CAP", "right"),
+        ("FLOOR", "right"),
+        ("DRAW/GPU", "right"),
+        ("THROUGHPUT", "right"),
+    ):
+        table.add_column(heading, justify="right" if side == "right" else "left", no_wrap=True)
+    for job in jobs:
+        run = runs.get(job.job_id)
+        if not job.job_id or run is None:
+            table.add_row(
+                str(job.job_id or "-"),
+                job.name,
+                job.workload,
+                "-",
+                job.flex or "-",
+                "-",
+                "-",
+                "-",
+                "ended" if job.job_id else "later",
+            )
+            continue
+        granted = run["flex"] or "?"
+        flex = job.flex if job.flex == granted else f"{job.flex or 'not given'} -> {granted}"
+        throughput = job.throughput(act, before)
+        capped = act.limit_mw is not None
+        table.add_row(
+            str(job.job_id),
+            job.name + (" [FLOOR PASSED]" if run["floor_passed"] else ""),
+            job.workload,
+            str(run["gpus"]),
+            flex,
+            format_power(run["cap_mw"]) if capped else "-",
+            format_power(run["floor_mw"]) if capped else "-",
+            format_power(run["draw_mw"] // run["gpus"] if run["draw_mw"] and run["gpus"] else None),
+            "?" if throughput is None else f"{100 * throughput:.1f} %",
+        )
+    return table
+
+
+def acts_table(summary: Mapping[str, Any]) -> Table:
+    """The figures with what they had to be."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("FIGURE")
+    table.add_column("MEASURED", justify="right", no_wrap=True)
+    table.add_column("REQUIRED", no_wrap=True)
+    rows = [
+        ("economic limit: audit entry to the last GPU read back at its new cap", "compliance_s", "s", "<= 1"),
+        ("  most that the site drew above it from then on (10 Hz)", "worst_excess_w", "W", "<= 0"),
+        ("emergency limit: the same", "emergency_compliance_s", "s", "<= 1"),
+        ("  the same", "emergency_worst_excess_w", "W", "<= 0"),
+        ("loss of the job that was promised 5 %", "flex5_loss", "", "<= 0.05"),
+        ("  its lowest cap", "flex5_cap_w", "W", "< its draw"),
+        ("  its draw without a cap", "flex5_draw_w", "W", ""),
+        ("  for how long its cap was below that draw", "flex5_tested_s", "s", ">= 10"),
+        ("was the job with flex none capped?", "none_capped", "", "False"),
+        ("GPUs back at the limit they had before", "restored_gpus", "", "32"),
+        ("GPUs elsewhere", "restored_wrong", "", "0"),
+    ]
+    for text, key, unit, required in rows:
+        table.add_row(text, f"{summary[key]} {unit}".strip(), required)
+    return table
