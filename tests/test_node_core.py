@@ -537,6 +537,18 @@ def test_caps_without_a_plan_file_stay_until_a_plan_comes() -> None:
     assert world.requested() == [700_000]
 
 
+def test_a_saved_plan_without_steps_is_said_and_not_used() -> None:
+    world = World(1).start()
+    world.window(200_000)
+    assert world.plan_file is not None
+    plan = msgspec.structs.replace(world.plan_file.plan, steps=())
+    world.plan_file = msgspec.structs.replace(world.plan_file, plan=plan)
+    world.start()
+    world.advance(20 * S)
+    assert world.requested() == [200_000] and world.reports[-1].held is None
+    assert any("plan saved" in fault for fault in world.reports[-1].faults)
+
+
 def test_before_job_files_are_read_nobody_is_parked() -> None:
     world = World(1).start()
     run = world.begin_job(1, 0)

@@ -255,7 +255,7 @@ def _may_raise(turn: Turn, found: PlanStep | None) -> bool:
 
 def _is_lowering(turn: Turn, gpu: Gpu) -> bool:
     pending = gpu.pending
-    if pending is None or pending.raises:
+    if pending is None or pending.raises or gpu.failures:  # one that failed before keeps nobody waiting
         return False
     return turn.now_ns - pending.since_ns < turn.state.settings.settle_ns or not pending.settling
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..gpu.device import DeviceError, DeviceFailure, DeviceInfo, GpuDevices
-from ..gpu.identity import HostIdentity
+from ..gpu.identity import HostIdentity, IdentityError
 from ..gpu.journal import Journal, JournalEntry, JournalError, Missing, Stale, Unreadable
 from ..gpu.mapping import Unresolved, resolve
 from ..model import GpuId
@@ -34,9 +34,9 @@ class Hardware:
         """Enumerate. Never raises for what a device, a driver or a file may do."""
         try:
             infos, failures = await self.devices.list_devices()
-        except DeviceError as error:
+            identity = self.identity()
+        except (DeviceError, IdentityError) as error:
             return DevicesUnavailable(error=f"GPUs cannot be listed: {error}")
-        identity = self.identity()
         entries = self._entries(infos, identity)
         positions, map_fault = self._positions(infos)
         return DevicesListed(

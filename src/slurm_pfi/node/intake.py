@@ -18,7 +18,7 @@ from .messages import (
     SavePlan,
     SetDone,
 )
-from .plan import HeldPlan, refusal
+from .plan import HeldPlan, malformed, refusal
 from .state import TOLERANCE_MW, Gpu, Pending, SeenRun, State, near
 from .turn import Turn
 
@@ -38,6 +38,9 @@ def plan_read(turn: Turn, event: PlanRead) -> None:
     if held is None or held.boot_id != own.boot_id:
         return
     if (held.plan.cluster, held.plan.node) != (own.cluster, own.node):
+        return
+    if wrong := malformed(turn.state, held.plan):
+        turn.fault("plan", f"the plan saved is of no use: {wrong}; limits stay until a plan comes")
         return
     turn.change(held=held, held_from_file=True, highest_epoch=held.plan.id.epoch)
 

@@ -63,7 +63,7 @@ def refusal(state: State, plan: Plan, now_ns: int) -> str:
         return "the agent is stopping"
     if not state.listed:
         return "its GPUs have not been listed yet, so no cap can be checked"
-    return _out_of_order(state, plan) or _not_our_answer(state, plan, now_ns) or _malformed(state, plan)
+    return _out_of_order(state, plan) or _not_our_answer(state, plan, now_ns) or malformed(state, plan)
 
 
 def _out_of_order(state: State, plan: Plan) -> str:
@@ -91,7 +91,8 @@ def _not_our_answer(state: State, plan: Plan, now_ns: int) -> str:
     return ""
 
 
-def _malformed(state: State, plan: Plan) -> str:
+def malformed(state: State, plan: Plan) -> str:
+    """What is wrong with the steps of a plan; empty if nothing."""
     starts = [step.starts_in_s for step in plan.steps]
     if not starts or starts[0] != 0 or len(starts) > MAX_STEPS:
         return f"its steps do not start at 0 s, or there are more than {MAX_STEPS}"

@@ -25,6 +25,7 @@ from .messages import (
     Action,
     Audit,
     Connected,
+    DevicesUnavailable,
     Event,
     Exit,
     FaultChanged,
@@ -32,6 +33,7 @@ from .messages import (
     ListDevices,
     RemoveJobFile,
     Sample,
+    Sampled,
     SavePlan,
     SendReport,
     SetFailed,
@@ -137,9 +139,13 @@ class Runtime:
                 case SendReport():
                     self._send(action.report)
                 case ListDevices():
-                    self._start(self._answer(self._hardware.look()))
+                    lost: Event = DevicesUnavailable(
+                        error="GPUs cannot be listed: internal error, see the log"
+                    )
+                    self._start(self._answer(self._hardware.look(), lost))
                 case Sample():
-                    self._start(self._answer(self._hardware.sample(action.uuids, quick=action.quick)))
+                    lost = Sampled(samples=(), quick=action.quick)
+                    self._start(self._answer(self._hardware.sample(action.uuids, quick=action.quick), lost))
                 case _:
                     self._carry_out_file(action)
 
@@ -179,7 +185,8 @@ class Runtime:
         if fault is not None:
             self._events.append(SetFailed(uuid=action.uuid, error=f"not tried: {fault}"))
             return
-        self._start(self._answer(self._hardware.set_limit(action.uuid, action.cap_mw)))
+        lost = SetFailed(uuid=action.uuid, error="internal error, see the log", in_doubt=True)
+        self._start(self._answer(self._hardware.set_limit(action.uuid, action.cap_mw), lost))
 
     def _save_plan(self, action: SavePlan) -> None:
         try:
@@ -194,8 +201,14 @@ class Runtime:
             if "plan" in self.state.faults:
                 self._events.append(FaultChanged(what="plan", text=""))
 
-    async def _answer(self, question: Coroutine[Any, Any, Event]) -> None:
-        self.feed(await question)
+    async def _answer(self, question: Coroutine[Any, Any, Event], lost: Event) -> None:
+        """Every question gets its answer, or the core would wait for it for ever."""
+        try:
+            answer = await question
+        except Exception:
+            self._log.error("internal error", during=type(lost).__name__, trace=traceback.format_exc())
+            answer = lost
+        self.feed(answer)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
