@@ -53,7 +53,7 @@ def _next_on_the_clock(wanted: dt.time, now_s: float) -> float:
         shown = dt.datetime.combine(day, wanted)
         instants = sorted(shown.replace(fold=fold).timestamp() for fold in (0, 1))
         real = [at_s for at_s in instants if _local(at_s) == shown]
-        if not real and instants[-1] > now_s:
+        if not real and _local(now_s) < shown:
             raise UnitError(
                 f"{shown:%H:%M} does not exist on {shown:%Y-%m-%d}: this host's clock is set forward then; {_ALLOWED}"
             )
