@@ -17,7 +17,7 @@ WATT = 1000
 def held(job_id: int, gpus: int, worst_w: float, target_w: float, sent_w: float) -> HeldCap:
     """Worst case given per GPU."""
     return HeldCap(
-        Run("c", job_id), gpus, round(worst_w * gpus * WATT), round(target_w * WATT), round(sent_w * WATT)
+        Run("c", job_id), (round(worst_w * WATT),) * gpus, round(target_w * WATT), round(sent_w * WATT)
     )
 
 
@@ -60,6 +60,14 @@ def test_a_cap_sent_counts_though_the_worst_case_forgets_it() -> None:
     assert caps_w([held(1, 1, 200, 400, 500), held(2, 1, 500, 600, 500)], 1000) == [400, 500]
 
 
+def test_gpus_of_one_run_that_stand_apart_are_counted_one_by_one() -> None:
+    """One at 700 W and one at 200 W: half of their sum for each would let them take 1,150 W of 900 W."""
+    apart = HeldCap(Run("c", 1), (700 * WATT, 200 * WATT), 600 * WATT, 200 * WATT)
+    assert caps_w([apart], 900) == [200]
+    assert caps_w([apart], 1000) == [300]
+    assert caps_w([apart], 1300) == [600]
+
+
 def test_nothing_to_do() -> None:
     assert next_caps([], 0) == ()
     assert next_caps([], -1) == ()
@@ -71,9 +79,10 @@ def situations(draw: st.DrawFn) -> tuple[list[HeldCap], int]:
     for job_id in range(draw(st.integers(1, 6))):
         gpus = draw(st.integers(1, 16))
         sent_mw, target_mw = draw(st.integers(0, 700_000)), draw(st.integers(0, 700_000))
-        worst_mw = gpus * sent_mw + draw(st.sampled_from([0, 0, 1, 50_000, 1_000_000]))
-        runs.append(HeldCap(Run("c", job_id), gpus, worst_mw, target_mw, sent_mw))
-    worst = sum(run.worst_total_mw for run in runs)
+        above = st.sampled_from([0, 0, 1, 50_000, 1_000_000])
+        worst_mw = tuple(sent_mw + draw(above) for _ in range(gpus))
+        runs.append(HeldCap(Run("c", job_id), worst_mw, target_mw, sent_mw))
+    worst = sum(sum(run.worst_mw) for run in runs)
     return runs, worst + draw(st.sampled_from([-1_000_000, -1, 0, 1, 10_000, 300_000, 3_000_000, 10**8]))
 
 
@@ -81,8 +90,8 @@ def situations(draw: st.DrawFn) -> tuple[list[HeldCap], int]:
 def test_one_step(situation: tuple[list[HeldCap], int]) -> None:
     runs, budget_mw = situation
     caps = next_caps(runs, budget_mw)
-    before = sum(run.worst_total_mw for run in runs)
-    after = sum(max(run.worst_total_mw, run.gpus * cap) for run, cap in zip(runs, caps, strict=True))
+    before = sum(sum(run.worst_mw) for run in runs)
+    after = sum(max(worst, cap) for run, cap in zip(runs, caps, strict=True) for worst in run.worst_mw)
     assert after <= max(before, budget_mw)
     for run, cap in zip(runs, caps, strict=True):
         assert min(run.sent_mw, run.target_mw) <= cap <= max(run.sent_mw, run.target_mw)
@@ -90,7 +99,7 @@ def test_one_step(situation: tuple[list[HeldCap], int]) -> None:
         assert cap in (run.sent_mw, run.target_mw) or cap % WATT == 0
         if before > budget_mw:
             assert cap <= run.sent_mw
-    if sum(max(run.worst_total_mw, run.gpus * run.target_mw) for run in runs) <= budget_mw:
+    if sum(max(worst, run.target_mw) for run in runs for worst in run.worst_mw) <= budget_mw:
         assert caps == tuple(run.target_mw for run in runs)
     assert next_caps(runs[::-1], budget_mw) == caps[::-1]
 
@@ -113,7 +122,7 @@ class Node:
 
     def as_held(self, target_mw: int) -> HeldCap:
         worst = max(self.sent[self.acknowledged :])
-        return HeldCap(self.run, self.gpus, self.gpus * worst, target_mw, self.sent[-1])
+        return HeldCap(self.run, (worst,) * self.gpus, target_mw, self.sent[-1])
 
     def deliver(self, number: int) -> None:
         if number > self.held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import msgspec
 
@@ -18,12 +19,16 @@ REFRESH_S = 30.0  # inside a window a plan is renewed this often, so that clocks
 KEPT_OUTSTANDING = 64
 
 
+Caps: TypeAlias = dict[tuple[Run, str], int]
+"""The cap of each GPU of a run on a node. On all nodes of a run the same, but for the steps on the way there."""
+
+
 @dataclass(frozen=True, slots=True)
 class CapsStep:
     """Caps of all runs from a time on; ``parked`` says whether a window is open then."""
 
     starts_in_s: float
-    caps: dict[Run, int]
+    caps: Caps
     parked: bool
     lease: bool = False
 
@@ -84,9 +89,9 @@ def _node_steps(
             made.append(PlanStep(starts_in_s=step.starts_in_s, park_cap_mw=None, lease=step.lease))
             continue
         caps = [
-            RunCap(run=view.run, cap_mw=None if view.run in unplannable else step.caps[view.run])
+            RunCap(run=view.run, cap_mw=None if view.run in unplannable else step.caps[view.run, node.name])
             for view in sorted(runs, key=lambda view: view.run)
-            if view.run in unplannable or view.run in step.caps
+            if view.run in unplannable or (view.run, node.name) in step.caps
         ]
         made.append(PlanStep(starts_in_s=step.starts_in_s, park_cap_mw=park_mw, caps=tuple(caps)))
     return tuple(made)

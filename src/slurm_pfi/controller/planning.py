@@ -14,7 +14,7 @@ from ..model import GpuReport, Run
 from ..store.limits import ScheduleStep, schedule
 from ..units import format_power
 from .budget import Gpu, SiteView, commandable_gpus, look, shared_runs
-from .dispatch import CapsStep, dispatch
+from .dispatch import Caps, CapsStep, dispatch
 from .ledger import NS_PER_S
 from .runs import demand_of
 from .science import Science
@@ -79,13 +79,9 @@ def _closed(
     # Without a window whoever waits for power, waits no longer.
     runs = {
         run: msgspec.structs.replace(
-            view,
+            _uncommanded(view, now_ns),
             phase="admitted" if view.phase == "waiting" else view.phase,
             started_in_window=False,
-            sent_cap_mw=None,
-            target_cap_mw=None,
-            expected_loss=None,
-            floor_passed=False,
             breach_told=False,
         )
         for run, view in state.runs.items()
@@ -204,15 +200,20 @@ def _whole_watts_up(power_mw: int) -> int:
     return -(-power_mw // 1000) * 1000
 
 
-def _safe_caps(state: State, site: SiteView, shares: Shares) -> dict[Run, int]:
+def _safe_caps(state: State, site: SiteView, shares: Shares) -> Caps:
     """The caps to send now: lowerings in full, raises only into what acknowledged lowerings have freed.
 
-    Where nothing is enforced anywhere, the targets themselves are shown.
+    Each node of a run steps on its own towards the run's one cap: a node that reports late stays parked until there
+    is room for it. Where nothing is enforced anywhere, the targets themselves are shown.
     """
     demands = shares.demands
     targets = dict(zip((d.run for d in demands), shares.allocation.caps_mw, strict=True))
+    parts: dict[tuple[Run, str], list[Gpu]] = {}
+    for demand, gpus in zip(demands, shares.gpus, strict=True):
+        for gpu in gpus:
+            parts.setdefault((demand.run, gpu.node), []).append(gpu)
     if all(node.mode == "observe" for node in state.nodes.values()):
-        return targets
+        return {part: targets[part[0]] for part in parts}
     of_runs = {gpu.report.uuid for gpus in shares.gpus for gpu in gpus}
     others_mw = sum(
         max(gpu.worst_mw, gpu.park_mw)
@@ -220,19 +221,17 @@ def _safe_caps(state: State, site: SiteView, shares: Shares) -> dict[Run, int]:
         if gpu.commandable and gpu.report.uuid not in of_runs
     )
     held: list[HeldCap] = []
-    for demand, gpus in zip(demands, shares.gpus, strict=True):
-        sent_mw = state.runs[demand.run].sent_cap_mw
+    for (run, node), reached in parts.items():
+        sent_mw = state.runs[run].sent_mw.get(node)
         if sent_mw is None:
-            sent_mw = max(gpu.report.requested_mw or gpu.report.max_mw for gpu in gpus)
-        worst_mw = sum(gpu.worst_mw for gpu in gpus)
-        held.append(HeldCap(demand.run, demand.gpus, worst_mw, targets[demand.run], sent_mw))
+            sent_mw = max(gpu.report.requested_mw or gpu.report.max_mw for gpu in reached)
+        held.append(HeldCap(run, tuple(gpu.worst_mw for gpu in reached), targets[run], sent_mw))
     # share() left the runs' own park caps in its budget; what remains beside them are the others, at their worst.
     parked_mw = sum(gpu.park_mw for gpu in site.gpus.values() if gpu.commandable) - sum(
         gpu.park_mw for gpus in shares.gpus for gpu in gpus
     )
     budget_mw = shares.budget_mw + shares.shortfall_mw + parked_mw - others_mw
-    caps = next_caps(held, budget_mw)
-    return dict(zip((d.run for d in demands), caps, strict=True))
+    return dict(zip(parts, next_caps(held, budget_mw), strict=True))
 
 
 def _committed(site: SiteView, shares: Shares) -> int:
@@ -245,39 +244,49 @@ def _committed(site: SiteView, shares: Shares) -> int:
     return site.constant_mw + parked_mw + runs_mw
 
 
-def _runs_after(state: State, shares: Shares, caps: dict[Run, int], now_ns: int) -> dict[Run, RunView]:
+def _runs_after(state: State, shares: Shares, caps: Caps, now_ns: int) -> dict[Run, RunView]:
     runs = dict(state.runs)
     unplannable = shared_runs(state)
+    sent: dict[Run, dict[str, int]] = {}
+    for (run, node), cap_mw in caps.items():
+        sent.setdefault(run, {})[node] = cap_mw
     place = {demand.run: i for i, demand in enumerate(shares.demands)}
     for run, view in state.runs.items():
         i = place.get(run)
         if i is None:
             if view.phase == "waiting" or run in unplannable:
-                runs[run] = msgspec.structs.replace(
-                    view, sent_cap_mw=None, target_cap_mw=None, expected_loss=None
-                )
+                runs[run] = _uncommanded(view, now_ns)
             continue
         demand = shares.demands[i]
-        target_mw = shares.allocation.caps_mw[i]
+        draw_mw = view.baseline.draw_mw if view.baseline.seen else None
+        uncut_mw = demand.ceiling_mw if draw_mw is None else min(draw_mw, demand.ceiling_mw)
         runs[run] = msgspec.structs.replace(
-            view,
+            _counted(view, now_ns, binds=min(sent[run].values()) < uncut_mw),
             phase="admitted",
-            sent_cap_mw=caps[run],
-            target_cap_mw=target_mw,
+            sent_mw=sent[run],
+            target_cap_mw=shares.allocation.caps_mw[i],
             floor_mw=demand.floor_mw,
             expected_loss=shares.allocation.expected_loss[i],
             floor_passed=run in shares.allocation.floor_passed,
-            capped_since_ns=_capped_since(view, demand, caps[run], now_ns),
         )
     return runs
 
 
-def _capped_since(view: RunView, demand: RunDemand, cap_mw: int, now_ns: int) -> int | None:
-    draw_mw = view.baseline.draw_mw if view.baseline.seen else None
-    binds = cap_mw < (demand.ceiling_mw if draw_mw is None else min(draw_mw, demand.ceiling_mw))
-    if not binds:
-        return None
-    return view.capped_since_ns if view.capped_since_ns is not None else now_ns
+def _uncommanded(view: RunView, now_ns: int) -> RunView:
+    """A run for which no cap of its own is planned."""
+    view = _counted(view, now_ns, binds=False)
+    return msgspec.structs.replace(
+        view, sent_mw={}, target_cap_mw=None, expected_loss=None, floor_passed=False
+    )
+
+
+def _counted(view: RunView, now_ns: int, *, binds: bool) -> RunView:
+    """Keep the time that a run has spent under a cap that cuts its draw."""
+    since_ns = view.capped_since_ns
+    if binds:
+        return msgspec.structs.replace(view, capped_since_ns=now_ns if since_ns is None else since_ns)
+    spent_s = 0.0 if since_ns is None else (now_ns - since_ns) / NS_PER_S
+    return msgspec.structs.replace(view, capped_since_ns=None, capped_s=view.capped_s + spent_s)
 
 
 def _binding(state: State, limit_mw: int) -> tuple[str, ...]:
@@ -309,8 +318,14 @@ def _steps_ahead(
                 ahead.append(last)
             continue
         shares = share(state, config, science, site, step)
-        targets = zip((d.run for d in shares.demands), shares.allocation.caps_mw, strict=True)
-        caps = {run: min(cap, last.caps.get(run, cap)) for run, cap in targets}
+        caps = {
+            (demand.run, gpu.node): min(cap_mw, last.caps.get((demand.run, gpu.node), cap_mw))
+            for demand, cap_mw, gpus in zip(
+                shares.demands, shares.allocation.caps_mw, shares.gpus, strict=True
+            )
+            for gpu in gpus
+            if not last.parked or (demand.run, gpu.node) in last.caps
+        }
         if last.parked and caps == last.caps:
             continue
         last = CapsStep(step.starts_in_s, caps, parked=True)

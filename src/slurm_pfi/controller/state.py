@@ -57,7 +57,7 @@ class RunView(Frozen, frozen=True, kw_only=True):
     """One run as the controller sees it, over all its nodes.
 
     ``waiting`` means waiting for power: known, but its floor does not fit yet. ``started_in_window`` runs are raised
-    only out of budget. ``sent_cap_mw`` is the cap last sent, None before the first.
+    only out of budget. ``sent_mw`` is the cap last sent to each of its nodes.
     """
 
     run: Run
@@ -73,7 +73,7 @@ class RunView(Frozen, frozen=True, kw_only=True):
     reading: bool = False
     refusal: str = ""
     baseline: Baseline = Baseline()
-    sent_cap_mw: int | None = None
+    sent_mw: dict[str, int] = {}
     target_cap_mw: int | None = None
     floor_mw: int | None = None
     expected_loss: float | None = None
