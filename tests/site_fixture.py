@@ -16,7 +16,7 @@ from testbed.cluster import ClusterError, wait_until
 from testbed.site import Site, SiteOptions, sleep_until
 
 SHORT_TIMES: Mapping[str, float] = {
-    "baseline_s": 2,
+    "baseline_s": 1,
     "report_s": 1,
     "response_s": 4,
     "node_answer_s": 2.5,
@@ -24,6 +24,7 @@ SHORT_TIMES: Mapping[str, float] = {
     "tag_after_s": 1,
     "rescan_s": 2,
     "start_settle_s": 3,
+    "slurm_timeout_s": 3,
 }
 WATT_MW = 1000
 PARK_MW = 200_000
@@ -97,15 +98,27 @@ def wait_seen(site: Site, *jobs: int, timeout_s: float = 15.0) -> None:
     wait_until(seen, timeout_s, f"baselines of {jobs}")
 
 
-def wait_jobs(site: Site, timeout_s: float = 15.0, **states: str) -> None:
-    """Wait for states by job, given as ``j12="admitted"``."""
-    wanted = {int(name[1:]): state for name, state in states.items()}
+def wait_jobs(site: Site, states: Mapping[int, str], timeout_s: float = 15.0) -> None:
+    """Wait for the states of jobs, as ``slurm-pfi jobs`` shows them."""
 
     def reached() -> bool:
         shown = site.jobs()
-        return all(job in shown and shown[job]["state"] == state for job, state in wanted.items())
+        return all(job in shown and shown[job]["state"] == state for job, state in states.items())
 
-    wait_until(reached, timeout_s, f"jobs as {wanted}")
+    wait_until(reached, timeout_s, f"jobs as {dict(states)}")
+
+
+def set_limit(site: Site, watts: float, *, for_s: float | None = None, class_: str = "economic") -> None:
+    """``slurm-pfi limit set`` without the cost of a command line, then wait until the limits in force fit."""
+    end_s = None if for_s is None else time.time() + for_s
+    order = {"id": "manual", "class": class_, "limit_mw": round(watts * 1000), "end_unix_s": end_s}
+    site.ask("limit_set", order)
+    wait_within(site, round(watts * 1000))
+
+
+def clear_limits(site: Site) -> None:
+    """``slurm-pfi limit clear --all``."""
+    site.ask("limit_clear", {"id": None})
 
 
 def wait_logged(site: Site, name: str, pattern: str, timeout_s: float = 15.0) -> str:

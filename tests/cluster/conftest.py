@@ -9,7 +9,7 @@ import pytest
 
 from testbed.site import Site, SiteOptions
 
-from ..site_fixture import hook_faults, prove, small_site
+from ..site_fixture import clear_limits, hook_faults, prove, small_site
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def _site_left_whole(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator
     if used.cluster.layout.slurm_conf.exists():
         used.cluster.cancel_all()
     if used.is_running("controller"):
-        used.cli("limit", "clear", "--all")
+        clear_limits(used)
         used.wait_restored()
     assert hook_faults(used) == []
     prove(used, tmp_path / "proof")

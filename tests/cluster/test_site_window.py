@@ -19,6 +19,7 @@ from ..site_fixture import (
     hold,
     node_audit,
     prove,
+    set_limit,
     site_mw,
     small_site,
     wait_as,
@@ -34,9 +35,8 @@ SITE_OPTIONS = small_site(times={"response_s": 3, "start_grace_s": 2})
 LIMIT_MW = 7_000_000
 
 
-def open_window(site: Site, limit: str = "7kW") -> None:
-    site.cli("limit", "set", limit)
-    wait_within(site, int(float(limit[:-2]) * 1e6))
+def open_window(site: Site, watts: int = 7000) -> None:
+    set_limit(site, watts)
     wait_as("n2 is parked", lambda: caps_mw(site, "n2") == [PARK_MW] * 4)
 
 
@@ -58,7 +58,7 @@ def test_a_job_that_starts_in_a_window_is_parked_until_it_is_admitted(site: Site
     open_window(site)
     job = site.submit(TRAIN, gpus=2, flex="medium", where="n2")
     site.wait_training(job)
-    wait_jobs(site, **{f"j{job}": "admitted"})
+    wait_jobs(site, {job: "admitted"})
     wait_as("it is raised", lambda: max(caps_mw(site, "n2")) > PARK_MW)
     early = [line for line in kernels(site, job) if line.mono_ns < admitted_ns(site, job)]
     assert all(line.effective_mw <= PARK_MW for line in early)
@@ -77,7 +77,7 @@ def test_a_job_starts_while_the_agent_is_stopped(site: Site) -> None:
     assert {line.effective_mw for line in kernels(site, job)} == {PARK_MW}
     assert admitted_ns(site, job) == 2**63
     site.send_signal("n2", signal.SIGCONT)
-    wait_jobs(site, **{f"j{job}": "admitted"})
+    wait_jobs(site, {job: "admitted"})
     wait_as("it is raised", lambda: max(caps_mw(site, "n2")) > PARK_MW)
 
 
@@ -92,7 +92,7 @@ def test_a_job_starts_after_the_agent_was_killed(site: Site, tmp_path: Path) -> 
     shown = {node["name"]: node for node in site.status()["nodes"]}
     assert shown["n2"]["state"] == "silent"
     site.start_agent("n2")
-    wait_jobs(site, **{f"j{job}": "admitted"})
+    wait_jobs(site, {job: "admitted"})
     wait_as("it is raised", lambda: max(caps_mw(site, "n2")) > PARK_MW)
     prove(site, tmp_path / "after", "1", "placement")
 
@@ -101,10 +101,10 @@ def test_a_job_whose_floor_does_not_fit_waits_and_does_not_break_the_limit(site:
     first = site.submit(TRAIN, gpus=4, flex="low", where="n1")
     site.wait_training(first)
     wait_seen(site, first)
-    open_window(site, "5.6kW")
+    open_window(site, 5600)
     job = site.submit(TRAIN, gpus=4, flex="low", where="n2")
     site.wait_training(job)
-    wait_jobs(site, **{f"j{job}": "waiting for power"})
+    wait_jobs(site, {job: "waiting for power"})
     wait_as(
         "it is told",
         lambda: any(r["run"] == f"pfi:{job}.0" for r in controller_audit(site, "floor_breach")),
@@ -123,7 +123,7 @@ def test_a_job_whose_floor_does_not_fit_waits_and_does_not_break_the_limit(site:
     assert site_mw(site) <= 5_600_000
 
     site.cluster.run(["scancel", str(first)])
-    wait_jobs(site, **{f"j{job}": "admitted"})
+    wait_jobs(site, {job: "admitted"})
     wait_as("it gets what the other had", lambda: min(caps_mw(site, "n2")) > 600_000)
 
 
@@ -131,11 +131,10 @@ def test_a_requeued_job_is_a_new_run(site: Site) -> None:
     job = site.submit(TRAIN, gpus=2, flex="medium", where="n2")
     site.wait_training(job)
     wait_seen(site, job)
-    site.cli("limit", "set", "6kW")
-    wait_within(site, 6_000_000)
+    set_limit(site, 6000)
     site.cluster.requeue(job)
     wait_as("run 1 is known", lambda: job in site.jobs() and site.jobs()[job]["restart"] == 1)
-    wait_jobs(site, **{f"j{job}": "admitted"})
+    wait_jobs(site, {job: "admitted"})
     assert [r["run"] for r in controller_audit(site, "ended")].count(f"pfi:{job}.0") == 1
     runs = [line for line in kernels(site, job) if line.job == f"{job}.1"]
     early = [line.effective_mw for line in runs if line.mono_ns < admitted_ns(site, job, 1)]
@@ -148,8 +147,7 @@ def test_of_two_jobs_on_a_node_one_is_cancelled(site: Site) -> None:
     goes = site.submit(TRAIN, gpus=2, flex="medium", where="n2")
     site.wait_training(stays, goes)
     wait_seen(site, stays, goes)
-    site.cli("limit", "set", "6kW")
-    wait_within(site, 6_000_000)
+    set_limit(site, 6000)
     site.cluster.run(["scancel", str(goes)])
     wait_as("two GPUs are parked", lambda: caps_mw(site, "n2").count(PARK_MW) == 2)
     wait_as("the job is gone", lambda: goes not in site.jobs())
@@ -160,8 +158,7 @@ def test_of_two_jobs_on_a_node_one_is_cancelled(site: Site) -> None:
 def test_a_limit_ends_by_time_without_the_controller(site: Site) -> None:
     job = site.submit(TRAIN, gpus=4, flex="medium", where="n2")
     site.wait_training(job)
-    site.cli("limit", "set", "6kW", "--for", "6s")
-    wait_within(site, 6_000_000)
+    set_limit(site, 6000, for_s=6)
     site.kill("controller")
     assert site_mw(site) <= 6_000_000
     site.wait_restored(timeout_s=12)
@@ -173,8 +170,7 @@ def test_a_limit_ends_by_time_without_the_controller(site: Site) -> None:
 def test_off_is_at_once_and_outlives_the_controller(site: Site) -> None:
     job = site.submit(TRAIN, gpus=4, flex="medium", where="n2")
     site.wait_training(job)
-    site.cli("limit", "set", "6kW")
-    wait_within(site, 6_000_000)
+    set_limit(site, 6000)
     site.cli("off")
     site.wait_restored(timeout_s=5)
     assert "OFF" in site.cli("status").stdout
