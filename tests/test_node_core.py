@@ -140,6 +140,28 @@ def test_an_acknowledgement_comes_as_soon_as_the_limit_is_in_force() -> None:
     assert len(world.said("readback")) == 3
 
 
+def test_a_lowering_that_overtakes_a_raise_is_acknowledged_only_when_that_cannot_come_any_more() -> None:
+    world = World(1).start()
+    run = world.begin_job(1, 0)
+    world.window(200_000, {run: 300_000})
+    world.advance(S)
+    world.devices.effect_delay_ns = 300 * MS
+    world.window(200_000, {run: 600_000})
+    world.advance(50 * MS)
+    world.window(200_000, {run: 300_000})
+    count = len(world.said("readback"))
+    world.advance(200 * MS)
+    assert world.devices.gpus["GPU-0"].enforced_mw == 300_000
+    assert world.reports[-1].gpus[0].ceiling_mw == 600_000 and len(world.said("readback")) == count
+    world.advance(70 * MS)
+    assert world.devices.gpus["GPU-0"].enforced_mw == 600_000, (
+        "limits come into force in the order of their sets"
+    )
+    world.advance(3 * S)
+    assert world.reports[-1].gpus[0].ceiling_mw == 300_000
+    assert len(world.said("readback")) == count + 1
+
+
 def test_a_lowering_that_does_not_come_into_force_is_a_fault() -> None:
     world = World(1).start()
     world.devices.effect_delay_ns = 10 * S

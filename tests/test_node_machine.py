@@ -16,6 +16,7 @@ from slurm_pfi.gpu.device import DeadlineError, LostError
 from slurm_pfi.gpu.journal import JournalEntry
 from slurm_pfi.model import Plan, PlanId, PlanStep, Run
 from slurm_pfi.node import messages as m
+from slurm_pfi.node.state import ceiling_mw
 from tests.node_world import MS, S, World, window_step
 
 CAPS = st.sampled_from([None, 200_000, 250_000, 300_000, 450_000, 600_000, 700_000])
@@ -195,6 +196,18 @@ class NodeMachine(RuleBasedStateMachine):
             ]
             most = max(gpu.requested_mw, gpu.pending.cap_mw if gpu.pending else 0, gpu.doubt_mw or 0)
             assert all(cap_mw <= most for cap_mw in asked)
+
+    @invariant()
+    def a_limit_on_its_way_up_is_counted(self) -> None:
+        """What the device will yet bring into force is covered, but for what others wrote and lost answers."""
+        world = self.world
+        if world.exited or self.foreign or world.agents > 1 or world.state.released:
+            return
+        for uuid, gpu in world.state.gpus.items():
+            coming = [mw for due_ns, mw in world.devices.gpus[uuid].pending if due_ns > world.now_ns]
+            most = ceiling_mw(gpu)
+            if most is not None and gpu.failures == 0 and not gpu.setting:
+                assert max([0, *coming]) <= most + 1000
 
     @invariant()
     def no_record_holds_a_value_of_ours_as_prior(self) -> None:

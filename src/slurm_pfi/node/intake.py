@@ -257,6 +257,7 @@ def _read(turn: Turn, gpu: Gpu, sample: DeviceSample) -> None:
         confirmed=gpu.confirmed or ours,
         foreign_mw=None if ours else gpu.foreign_mw,
         doubt_mw=None if sure else gpu.doubt_mw,
+        overtaken_mw=gpu.overtaken_mw if sample.monotonic_ns < gpu.overtaken_until_ns else 0,
     )
     _settle(turn, gpu)
     learn_prior(turn, gpu.uuid)
@@ -304,6 +305,8 @@ def _settle(turn: Turn, gpu: Gpu) -> None:
     pending = gpu.pending
     if pending is None or not pending.settling or gpu.enforced_mw is None:
         return
+    if gpu.overtaken_mw > pending.cap_mw + TOLERANCE_MW:
+        return  # limits may come into force in the order of their sets: the earlier raise may be still to come
     if pending.raises:
         in_force = near(gpu.enforced_mw, pending.cap_mw)
     else:

@@ -65,7 +65,8 @@ class Gpu:
 
     ``issued_mw`` holds every cap that we issued in this boot, so that none is ever taken for a prior limit.
     ``confirmed``: ``current_mw`` was read back. ``doubt_mw``: a value whose set failed in a way that may still
-    have done it. ``blocked`` says why the GPU must not be touched at all.
+    have done it. ``overtaken_mw``: a raise whose effect was still awaited when a lowering followed; until the given
+    instant it may yet come into force for a moment. ``blocked`` says why the GPU must not be touched at all.
     """
 
     uuid: GpuId
@@ -86,6 +87,8 @@ class Gpu:
     touched_ns: int = 0
     pending: Pending | None = None
     doubt_mw: int | None = None
+    overtaken_mw: int = 0
+    overtaken_until_ns: int = 0
     failures: int = 0
     retry_at_ns: int = 0
     reapply_at_ns: int = 0
@@ -167,4 +170,4 @@ def ceiling_mw(gpu: Gpu) -> int | None:
     if gpu.pending and gpu.pending.before_mw is not None:
         asked.append(gpu.pending.before_mw)
     doubted = [gpu.doubt_mw] if gpu.doubt_mw is not None else []
-    return max(gpu.requested_mw, gpu.enforced_mw, *asked, *doubted)
+    return max(gpu.requested_mw, gpu.enforced_mw, gpu.overtaken_mw, *asked, *doubted)

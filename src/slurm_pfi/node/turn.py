@@ -111,6 +111,13 @@ class Turn:
         # A lowering that was not confirmed yet still counts in full.
         unconfirmed_mw = None if gpu.pending is None else gpu.pending.before_mw
         before_mw = max((mw for mw in (gpu.requested_mw, unconfirmed_mw) if mw is not None), default=None)
+        before = gpu.pending
+        if before is not None and before.raises and ask.cap_mw < before.cap_mw:
+            gpu = self.change_gpu(
+                gpu.uuid,
+                overtaken_mw=max(gpu.overtaken_mw, before.cap_mw),
+                overtaken_until_ns=before.since_ns + self.state.settings.settle_ns,
+            )
         gpu = self.change_gpu(
             gpu.uuid,
             pending=Pending(
