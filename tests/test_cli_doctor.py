@@ -367,6 +367,34 @@ def test_who_may_set_limits(euid: int, effective: str, outcome: str) -> None:
     assert gpus.privilege_finding(euid, f"Name:\tx\nCapEff:\t{effective}\n").outcome == outcome
 
 
+def test_positions_lead_to_device_files(tmp_path: Path) -> None:
+    def judged(files: dict[int, str] | str) -> Finding:
+        return only(gpus.position_findings("n1", files, None))
+
+    (tmp_path / "nvidia0").symlink_to("/dev/null")
+    (tmp_path / "nvidia1").write_text("no device")
+    good, bad = str(tmp_path / "nvidia0"), str(tmp_path / "nvidia1")
+    assert judged({0: good}).outcome == "unseen", "without NVML nobody knows whose they are"
+    assert judged({0: good, 1: bad}).outcome == "fail"
+    assert "1 of 2 positions of n1" in judged({0: good, 1: bad}).found
+    assert only(gpus.position_findings("n1", {0: good}, ())).outcome == "fail"
+    assert judged("gres.conf:1: damaged").outcome == "fail"
+    assert judged({}).outcome == "warn"
+
+
+@pytest.mark.parametrize(
+    ("why", "euid", "outcome"),
+    [
+        ("no library", 0, "fail"),
+        ("no library", 1000, "fail"),
+        ("Permission denied", 0, "fail"),
+        ("Permission denied", 1000, "unseen"),
+    ],
+)
+def test_who_may_not_look_has_seen_no_fault(why: str, euid: int, outcome: str) -> None:
+    assert gpus.no_nvml_finding(why, euid).outcome == outcome
+
+
 # ------------------------------------------------------------------------------------------- the whole of it
 
 

@@ -47,9 +47,9 @@ def folders(facts: Facts) -> Iterator[Finding]:
         yield folder_finding(Path(path), owner, f"{hint} {path}; the service makes it by itself")
     if facts.is_node:
         # A simulated node belongs to whoever runs it.
-        root = os.geteuid() if facts.config.node.identity_dir else 0
+        agents = None if facts.config.node.identity_dir else 0
         yield folder_finding(
-            node_paths(facts.config, facts.node).folder, root, "the agent makes it when it starts as root"
+            node_paths(facts.config, facts.node).folder, agents, "the agent makes it when it starts as root"
         )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ...gpu.device import DeviceError, DeviceFailure, DeviceInfo
-from ...gpu.mapping import Unresolved, resolve
+from ...gpu.mapping import Unresolved, minor_of, resolve
 from ...gpu.remote import RemoteGpuDevices
 from ...node.setup import gres_files
 from ...units import format_power
@@ -37,17 +37,12 @@ def gpus(facts: Facts) -> Iterator[Finding]:
         return
     found = _devices(facts)
     if isinstance(found, str):
-        yield Finding(
-            "nvml",
-            "fail",
-            found,
-            "install the driver's libnvidia-ml.so.1, and see whether nvidia-smi answers",
-        )
-        infos: tuple[DeviceInfo, ...] = ()
+        yield no_nvml_finding(found, os.geteuid())
     else:
-        infos, failures = found
-        yield from _nvml(facts, infos, failures)
-    yield from _positions(facts, infos)
+        yield from _nvml(facts, *found)
+    yield from position_findings(
+        facts.node, gres_files(facts.config, facts.node), None if isinstance(found, str) else found[0]
+    )
     yield privilege_finding(os.geteuid(), _status_text())
 
 
@@ -132,28 +127,41 @@ def _persistence(infos: tuple[DeviceInfo, ...]) -> Finding:
     return Finding("persistence", "ok", "on")
 
 
-def _positions(facts: Facts, infos: tuple[DeviceInfo, ...]) -> Iterator[Finding]:
-    """Each position that Slurm counts by must lead to one GPU."""
+def no_nvml_finding(why: str, euid: int) -> Finding:
+    """NVML gave no list. A user who may not look has seen nothing; root has seen a fault."""
+    if euid != 0 and "permission" in why.lower():
+        return Finding("nvml", "unseen", f"{why} (asked as {whoami()})", "run doctor as root")
+    todo = "install the driver with its libnvidia-ml.so.1, and see whether nvidia-smi answers"
+    return Finding("nvml", "fail", why, todo)
+
+
+def position_findings(
+    node: str, files: dict[int, str] | str, infos: tuple[DeviceInfo, ...] | None
+) -> Iterator[Finding]:
+    """Each position that Slurm counts by must lead to one GPU. ``infos``: None when NVML could not be asked."""
     name = "gpu positions"
-    files = gres_files(facts.config, facts.node)
     if isinstance(files, str):
         yield Finding(name, "fail", files, "give File= for each GPU of this node, with AutoDetect=off")
         return
     if not files:
-        yield Finding(name, "warn", f"gres.conf names no GPU of {facts.node}", "give File= for each of them")
+        yield Finding(name, "warn", f"gres.conf names no GPU of {node}", "give File= for each of them")
         return
-    found = resolve(files, infos)
+    found = resolve(files, infos) if infos is not None else {p: minor_of(file) for p, file in files.items()}
     lost = [f"{place}: {to.reason}" for place, to in found.items() if isinstance(to, Unresolved)]
-    if not lost:
-        yield Finding(name, "ok", f"all {len(found)} positions of {facts.node} lead to a GPU")
-        return
-    yield Finding(
-        name,
-        "fail",
-        f"{len(lost)} of {len(found)} positions of {facts.node} lead to no GPU: {'; '.join(lost[:4])}"
-        + ("; ..." if len(lost) > 4 else ""),
-        "make File= in gres.conf name the device files of this node (/dev/nvidia0, ...)",
-    )
+    if lost:
+        yield Finding(
+            name,
+            "fail",
+            f"{len(lost)} of {len(found)} positions of {node} lead to no GPU: {'; '.join(lost[:4])}"
+            + ("; ..." if len(lost) > 4 else ""),
+            "make File= in gres.conf name the device files of this node (/dev/nvidia0, ...)",
+        )
+    elif infos is None:
+        yield Finding(
+            name, "unseen", f"all {len(found)} of {node} are device files; NVML was not asked whose"
+        )
+    else:
+        yield Finding(name, "ok", f"all {len(found)} positions of {node} lead to a GPU")
 
 
 def privilege_finding(euid: int, status_text: str | None) -> Finding:
