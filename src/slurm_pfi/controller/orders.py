@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import structlog
 
 from ..bus.control import NO, Reply, Request, refusal
 from ..bus.unix import Peer
@@ -22,6 +23,10 @@ from .views import limit_view, run_view, site_view
 
 if TYPE_CHECKING:
     from .shell import Controller
+
+MAX_REFUSED_UIDS = 1024
+
+log = structlog.get_logger("controller")
 
 
 class LimitOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,6 +50,7 @@ class Orders:
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
+        self._refused_uids: set[int] = set()
 
     async def handle(self, request: Request, peer: Peer) -> Reply:
         """One request. What is wrong with it is said in the reply; nothing is half done."""
@@ -61,6 +67,7 @@ class Orders:
         if writer is None:
             return refusal(f"the controller knows no command {request.command!r}")
         if not self._may_order(peer.uid):
+            self._log_refused(request.command, peer)
             return refusal(
                 f"uid {peer.uid} may not change limits: root, the controller's user and controller.admins may",
                 exit_code=NO,
@@ -73,6 +80,12 @@ class Orders:
             return refusal(str(error))
         except (UnreadableError, OSError) as error:
             return refusal(f"nothing was changed: {error}", exit_code=NO)
+
+    def _log_refused(self, command: str, peer: Peer) -> None:
+        """Once for each user: who asks a thousand times shall not fill the log."""
+        if peer.uid not in self._refused_uids and len(self._refused_uids) < MAX_REFUSED_UIDS:
+            self._refused_uids.add(peer.uid)
+            log.warning(f"uid {peer.uid} (pid {peer.pid}) may not change limits; refused: {command}")
 
     def _may_order(self, uid: int) -> bool:
         allowed = {0, os.geteuid()}

@@ -42,6 +42,7 @@ from .state import State
 from .watch import FolderWatch
 
 _RELEASE_S: Final = 20.0
+_MOST_REFUSED_UIDS: Final = 1024
 
 
 class Agent:
@@ -58,6 +59,7 @@ class Agent:
         self._log = log
         self._trusted = frozenset({0, os.geteuid()})
         self._ignored: dict[str, str] = {}
+        self._refused_uids: set[int] = set()
         self._watch: FolderWatch | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.runtime = Runtime(
@@ -185,11 +187,18 @@ class Agent:
         if request.command not in ("release", "resume"):
             return refusal(f"unknown command {request.command[:40]!r}", exit_code=WRONG_USE)
         if peer.uid not in self._trusted:
+            self._log_refused(request.command, peer)
             return refusal(f"uid {peer.uid} may not {request.command} this node; ask its admin", exit_code=NO)
         if request.command == "resume":
             self.runtime.feed(ResumeAsked())
             return Reply(ok=True, message=f"{self._node} takes plans again")
         return await self._release()
+
+    def _log_refused(self, command: str, peer: Peer) -> None:
+        """Once for each user: who asks a thousand times shall not fill the log."""
+        if peer.uid not in self._refused_uids and len(self._refused_uids) < _MOST_REFUSED_UIDS:
+            self._refused_uids.add(peer.uid)
+            self._log.warning("control refused", uid=peer.uid, pid=peer.pid, command=command)
 
     async def _release(self) -> Reply:
         if self.runtime.state.stopping_ns is not None:
