@@ -78,9 +78,10 @@ def site_mw(site: Site) -> int:
 
 def wait_within(site: Site, limit_mw: int, timeout_s: float = 10.0) -> None:
     """Wait until the limits in force fit."""
-    wait_until(
-        lambda: site_mw(site) <= limit_mw, timeout_s, f"the site within {limit_mw} mW: {caps_mw(site)} now"
-    )
+    try:
+        wait_until(lambda: site_mw(site) <= limit_mw, timeout_s, f"the site within {limit_mw} mW")
+    except ClusterError as error:
+        raise ClusterError(f"{error}; limits in force: {caps_mw(site)}; {site.status()['window']}") from error
 
 
 def hold(site: Site, seconds: float) -> None:
