@@ -135,6 +135,41 @@ def test_cut_off_nodes_give_back_at_the_end_that_they_know() -> None:
     assert not world.violations
 
 
+def test_a_raise_that_was_sent_and_not_acknowledged_counts_until_a_later_plan_is_held() -> None:
+    """The raise is late, the lowering after it is lost; nobody else may have the watts meanwhile."""
+    world = full_site(9)
+    limit_mw = round(world.site_mw() * 0.9)
+    world.set_limit(limit_mw)
+    world.run(5)
+    runs = {run.job_id: run for run in world.slurm}
+    world.held_back["n1"] = []
+    world.end_job(runs[5])
+    world.run(1)
+    late_raise = world.held_back["n1"][0]
+    before = world.cap_of(runs[1])
+    assert max(cap.cap_mw or 0 for cap in late_raise.steps[0].caps) > max(before)
+    world.start_job(6, {"n3": [1, 2]}, flex="none", partition="urgent")
+    world.run(2.5)
+    world.deliver(late_raise)
+    world.run(2)
+    assert not world.violations, world.violations[0]
+
+
+def test_a_node_that_does_not_answer_is_told_to_keep_its_runs_and_not_to_park_them() -> None:
+    world = full_site(10)
+    world.set_limit(round(world.site_mw() * 0.9))
+    world.run(5)
+    world.held_back["n1"] = []
+    world.set_limit(round(world.site_mw() * 0.98))
+    world.run(8)
+    assert world.controller.window is not None and world.controller.window.silent == ("n1",)
+    for plan in world.held_back.pop("n1"):
+        assert {cap.run.job_id for cap in plan.steps[0].caps} == {1, 2}
+    world.run(6)
+    assert world.controller.window.silent == ()
+    assert world.site_mw() <= (world.limit_now_mw() or 0)
+
+
 def test_slurmctld_down_neither_parks_running_jobs_nor_admits_new_ones() -> None:
     world = full_site(8)
     world.slurm_up = False

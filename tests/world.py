@@ -21,7 +21,7 @@ from slurm_pfi.controller.science import Science
 from slurm_pfi.elasticity.library import Library
 from slurm_pfi.gpu.device import DeviceInfo, DeviceLimits, DeviceSample
 from slurm_pfi.gpu.journal import JournalEntry
-from slurm_pfi.model import Limit, LimitStep, Run
+from slurm_pfi.model import Limit, LimitStep, Plan, Run
 from slurm_pfi.node import core as node_core
 from slurm_pfi.node import messages as nm
 from slurm_pfi.node import state as ns
@@ -101,6 +101,8 @@ class World:
         self.audit: list[tuple[int, str, str, dict[str, Any]]] = []
         self.violations: list[str] = []
         self.raises = 0
+        self.held_back: dict[str, list[Plan]] = {}
+        """Plans to these nodes are kept here instead of being delivered."""
         self.said_mw: list[tuple[int, int]] = [(0, 0)]
         self.nodes: dict[str, SimNode] = {}
         for number in range(1, nodes + 1):
@@ -177,7 +179,9 @@ class World:
                     self.said_mw.append((self.now_ns, fields["shortfall_mw"]))
             case cs.SendPlan(plan=plan):
                 node = self.nodes[plan.node]
-                if self.random.random() >= self.fate.loss:
+                if plan.node in self.held_back:
+                    self.held_back[plan.node].append(plan)
+                elif self.random.random() >= self.fate.loss:
                     self.after(
                         self._lag(self.fate.bus_delay_s),
                         lambda: self._to_agent(node, nm.PlanReceived(plan=plan)),
@@ -244,6 +248,10 @@ class World:
         self._to_agent(node, nm.PlanRead(held=node.plan))
         self._to_agent(node, nm.JobFilesRead(files=tuple(node.jobs.values())))
         self._to_agent(node, nm.Connected(up=True))
+
+    def deliver(self, plan: Plan) -> None:
+        """Bring a plan that was held back."""
+        self._to_agent(self.nodes[plan.node], nm.PlanReceived(plan=plan))
 
     def kill_agent(self, node: SimNode) -> None:
         node.alive = False

@@ -10,9 +10,10 @@ import msgspec
 from ..config import Config
 from ..model import Report, Run, RunReport
 from ..slurm.backend import JobInfo
+from .announce import admitted_fields
 from .budget import park_cap_mw
 from .ledger import NS_PER_S, still_outstanding
-from .planning import admitted_fields, plan_cycle
+from .planning import plan_cycle
 from .runs import effective_flex, misplaced, observe_baseline
 from .science import Science
 from .state import (

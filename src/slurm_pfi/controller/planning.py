@@ -8,11 +8,13 @@ import msgspec
 
 from ..allocation.policies import allocate
 from ..allocation.problem import Allocation, Problem, RunDemand
+from ..allocation.rounding import lowest_cap_mw
 from ..allocation.transition import HeldCap, next_caps
 from ..config import Config
 from ..model import GpuReport, Run
 from ..store.limits import ScheduleStep, schedule
 from ..units import format_power
+from .announce import admission_audits, floor_audits, late_starters
 from .budget import Gpu, SiteView, commandable_gpus, look, shared_runs
 from .dispatch import Caps, CapsStep, dispatch
 from .ledger import NS_PER_S
@@ -86,7 +88,7 @@ def _closed(
         )
         for run, view in state.runs.items()
     }
-    actions.extend(_admission_audits(state.runs, runs))
+    actions.extend(admission_audits(state.runs, runs))
     state = msgspec.structs.replace(state, window=None, runs=runs, infeasible_said=(0, ()))
     ahead = _steps_ahead(state, config, science, site, steps, CapsStep(0.0, {}, parked=False))
     state, sent = dispatch(
@@ -129,7 +131,7 @@ def _open(
         }
         actions.append(Audit(event="window", fields=fields))
     runs = _runs_after(state, shares, caps, now_ns)
-    actions.extend(_admission_audits(state.runs, runs))
+    actions.extend(admission_audits(state.runs, runs))
     said = state.infeasible_said
     now_said = (shares.shortfall_mw, site.silent if shares.shortfall_mw else ())
     if (
@@ -141,11 +143,11 @@ def _open(
         said = now_said
         fields = {"shortfall_mw": shares.shortfall_mw, "silent": list(site.silent)}
         actions.append(Audit(event="infeasible", fields=fields))
-    actions.extend(_floor_audits(state.runs, runs))
-    runs, breaches = _late_starters(runs, config, now_ns)
+    actions.extend(floor_audits(state.runs, runs))
+    runs, breaches = late_starters(runs, config, now_ns)
     actions.extend(breaches)
     state = msgspec.structs.replace(state, window=window, runs=runs, infeasible_said=said)
-    first = CapsStep(0.0, caps, parked=True)
+    first = CapsStep(0.0, {**_unreached_caps(state, config, science, site), **caps}, parked=True)
     ahead = _steps_ahead(state, config, science, site, steps, first)
     reason = f"limit {format_power(limit_mw)}"
     state, sent = dispatch(state, config, site, (first, *ahead), reason, now_ns)
@@ -232,6 +234,25 @@ def _safe_caps(state: State, site: SiteView, shares: Shares) -> Caps:
     )
     budget_mw = shares.budget_mw + shares.shortfall_mw + parked_mw - others_mw
     return dict(zip(parts, next_caps(held, budget_mw), strict=True))
+
+
+def _unreached_caps(state: State, config: Config, science: Science, site: SiteView) -> Caps:
+    """Caps for admitted runs on GPUs that cannot be relied on: what was sent before, else their floor.
+
+    Such GPUs are counted at their worst. A plan that came through all the same must not park the run.
+    """
+    caps: Caps = {}
+    for view in state.runs.values():
+        if view.phase != "admitted":
+            continue
+        for node, uuids in view.gpus.items():
+            gpus = [gpu for uuid in uuids if (gpu := site.gpus.get(uuid)) is not None]
+            if gpus and not any(gpu.commandable for gpu in gpus):
+                cap_mw = view.sent_mw.get(node)
+                caps[view.run, node] = (
+                    lowest_cap_mw(_demand(view, gpus, config, science)) if cap_mw is None else cap_mw
+                )
+    return caps
 
 
 def _committed(site: SiteView, shares: Shares) -> int:
@@ -326,6 +347,7 @@ def _steps_ahead(
             for gpu in gpus
             if not last.parked or (demand.run, gpu.node) in last.caps
         }
+        caps = {**_unreached_caps(state, config, science, site), **caps}
         if last.parked and caps == last.caps:
             continue
         last = CapsStep(step.starts_in_s, caps, parked=True)
@@ -333,48 +355,3 @@ def _steps_ahead(
     if last.parked:
         ahead.append(CapsStep(config.times.max_hold_s, {}, parked=False, lease=True))
     return tuple(ahead)
-
-
-# ------------------------------------------------------------------------------------------------ what is told
-
-
-def _admission_audits(before: dict[Run, RunView], after: dict[Run, RunView]) -> list[Action]:
-    return [
-        Audit(event="admitted", fields=admitted_fields(view))
-        for run, view in after.items()
-        if view.phase == "admitted" and before[run].phase == "waiting"
-    ]
-
-
-def admitted_fields(view: RunView) -> dict[str, object]:
-    """The audit's words for an admitted run."""
-    return {
-        "run": str(view.run),
-        "nodes": sorted(view.gpus),
-        "flex": view.flex.text if view.flex is not None else "",
-        "user_flex": view.user_flex,
-    }
-
-
-def _floor_audits(before: dict[Run, RunView], after: dict[Run, RunView]) -> list[Action]:
-    told: list[Action] = []
-    for run, view in after.items():
-        old = before[run]
-        if view.floor_passed and (not old.floor_passed or old.target_cap_mw != view.target_cap_mw):
-            fields = {"run": str(run), "cap_mw": view.target_cap_mw, "floor_mw": view.floor_mw}
-            told.append(Audit(event="floor_passed", fields=fields))
-    return told
-
-
-def _late_starters(
-    runs: dict[Run, RunView], config: Config, now_ns: int
-) -> tuple[dict[Run, RunView], list[Action]]:
-    """Runs that wait for power beyond the grace time: a broken floor, said once."""
-    grace_ns = config.times.start_grace_s * NS_PER_S
-    told: list[Action] = []
-    for run, view in list(runs.items()):
-        if view.phase == "waiting" and not view.breach_told and now_ns - view.first_seen_ns > grace_ns:
-            runs[run] = msgspec.structs.replace(view, breach_told=True)
-            fields = {"run": str(run), "waited_s": round((now_ns - view.first_seen_ns) / NS_PER_S, 1)}
-            told.append(Audit(event="floor_breach", fields=fields))
-    return runs, told

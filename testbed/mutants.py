@@ -1,0 +1,227 @@
+"""Plant faults in copies of the sources and see the tests fail: a test that no fault can break proves nothing.
+
+    python -m testbed.mutants [NAME...]
+
+Each mutant is one replaced piece of text in one file and the tests that must notice. The working tree is not touched.
+Exit 0 when every mutant was caught, 1 when one survived, 2 when a piece of text is no longer there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+REPO: Final = Path(__file__).resolve().parent.parent
+COPIED: Final = ("src", "tests", "testbed", "pyproject.toml", "prolog", "epilog", "etc", "spank")
+LIMIT_S: Final = 300
+
+LOOP: Final = ("tests/test_closed_loop.py", "tests/test_checker_cores.py")
+NODE: Final = ("tests/test_node_core.py", "tests/test_node_machine.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """``old`` must stand exactly once in ``file``. ``invariant`` is the one that it breaks."""
+
+    name: str
+    invariant: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+MUTANTS: Final = (
+    Mutant(
+        name="raise-before-lower",
+        invariant="1",
+        file="allocation/transition.py",
+        old="    if room_mw < 0:\n        return tuple(caps)\n",
+        new="    return tuple(part.target_mw for part in held)\n",
+        tests=LOOP,
+    ),
+    Mutant(
+        name="forget-an-unacknowledged-raise",
+        invariant="1, 2",
+        file="controller/ledger.py",
+        old="    return tuple(sent for sent in node.outstanding if sent.plan.id >= held)",
+        new="    return tuple(sent for sent in node.outstanding if sent.plan.id == held)",
+        tests=LOOP,
+    ),
+    Mutant(
+        name="restore-in-the-epilog-inside-a-window",
+        invariant="3",
+        file="node/limits.py",
+        old='    return _within(gpu, step.park_cap_mw, f"park: {reason}", None)',
+        new='    return Wanted(cap_mw=prior_mw, reason=f"restore: {reason}")',
+        tests=(*NODE, *LOOP),
+    ),
+    Mutant(
+        name="believe-another-commanders-plan-is-gone",
+        invariant="2, 8",
+        file="controller/ledger.py",
+        old="    if not node.fenced and node.report is not None and node.report.held is not None:\n",
+        new="    if False and node.report is not None and node.report.held is not None:\n",
+        tests=("tests/test_ledger.py",),
+    ),
+    Mutant(
+        name="a-silent-node-counts-nothing",
+        invariant="2",
+        file="controller/ledger.py",
+        old="        return node.gpus * node.gpu_max_mw\n    told_mw",
+        new="        return 0\n    told_mw",
+        tests=("tests/test_ledger.py",),
+    ),
+    Mutant(
+        name="steps-that-may-have-begun-are-forgotten",
+        invariant="2",
+        file="controller/ledger.py",
+        old="        if place == surely or steps[place].starts_in_s - STEP_MARGIN_S <= age_s:",
+        new="        if place == surely:",
+        tests=("tests/test_ledger.py",),
+    ),
+    Mutant(
+        name="a-late-node-of-a-run-is-raised-with-the-others",
+        invariant="1",
+        file="allocation/transition.py",
+        old="        return sum(max(worst_mw, cap_mw) for worst_mw in self.worst_mw)",
+        new="        return max(sum(self.worst_mw), cap_mw * len(self.worst_mw))",
+        tests=("tests/test_transition.py",),
+    ),
+    Mutant(
+        name="our-own-cap-recorded-as-the-prior-limit",
+        invariant="4",
+        file="node/limits.py",
+        old="    if near(found_mw, gpu.prior_mw) or gpu.is_ours(found_mw):",
+        new="    if near(found_mw, gpu.prior_mw):",
+        tests=NODE,
+    ),
+    Mutant(
+        name="raise-after-a-restart-without-a-plan",
+        invariant="3",
+        file="node/core.py",
+        old="    return state.held.start_ns(found) > state.started_ns",
+        new="    return True",
+        tests=NODE,
+    ),
+    Mutant(
+        name="an-old-epoch-commands",
+        invariant="8",
+        file="node/plan.py",
+        old="    if plan.id.epoch < state.highest_epoch:",
+        new="    if plan.id.epoch < 0:",
+        tests=NODE,
+    ),
+    Mutant(
+        name="set-without-a-journal-entry",
+        invariant="4",
+        file="node/turn.py",
+        old="            self.hold(gpu, ask.cap_mw, ask.run)\n        self.do(SetLimit(",
+        new="            pass\n        self.do(SetLimit(",
+        tests=NODE,
+    ),
+    Mutant(
+        name="a-foreign-value-is-restored-over",
+        invariant="7",
+        file="node/limits.py",
+        old="    if not gpu.is_ours(gpu.requested_mw):\n        return Rest(conflict_mw=gpu.requested_mw)\n",
+        new="",
+        tests=NODE,
+    ),
+    Mutant(
+        name="floors-are-passed-by-an-economic-limit",
+        invariant="5",
+        file="controller/runs.py",
+        old="    floor_mw = min(ceiling_mw, max(floor_mw, device_min_mw))",
+        new="    floor_mw = min(ceiling_mw, device_min_mw)",
+        tests=LOOP,
+    ),
+    Mutant(
+        name="a-set-without-its-audit-record",
+        invariant="9",
+        file="node/turn.py",
+        old='        self.audit(\n            "set",',
+        new='        self.audit(\n            "planned",',
+        tests=(*NODE, "tests/test_checker_cores.py"),
+    ),
+)
+
+
+class StaleMutantError(Exception):
+    """The text that a mutant replaces is not there exactly once."""
+
+
+def plant(mutant: Mutant, tree: Path) -> None:
+    """Put the fault into a copy of the sources."""
+    path = tree / "src/slurm_pfi" / mutant.file
+    text = path.read_text()
+    if text.count(mutant.old) != 1:
+        raise StaleMutantError(
+            f"{mutant.name}: its text stands {text.count(mutant.old)} times in {mutant.file}"
+        )
+    path.write_text(text.replace(mutant.old, mutant.new))
+
+
+def survives(mutant: Mutant, tree: Path) -> bool:
+    """Whether the tests pass in the copy in spite of the fault."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--timeout=240",
+        *mutant.tests,
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        command, cwd=tree, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    if done.returncode not in (0, 1):
+        raise StaleMutantError(f"{mutant.name}: pytest ended with {done.returncode}: {done.stdout[-500:]}")
+    return done.returncode == 0
+
+
+def main(names: list[str]) -> int:
+    chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
+    survivors = 0
+    for mutant in chosen:
+        began_s = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="pfi-mutant-") as folder:
+            tree = Path(folder)
+            for name in COPIED:
+                source = REPO / name
+                if source.is_dir():
+                    shutil.copytree(
+                        source, tree / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+                    )
+                else:
+                    shutil.copy(source, tree / name)
+            (tree / "build").symlink_to(REPO / "build")
+            try:
+                plant(mutant, tree)
+                survived = survives(mutant, tree)
+            except StaleMutantError as error:
+                print(error, file=sys.stderr)
+                return 2
+        survivors += survived
+        verdict = "SURVIVED" if survived else "caught"
+        print(
+            f"{verdict:>8}  {mutant.name} (invariant {mutant.invariant}), {time.monotonic() - began_s:.0f} s",
+            flush=True,
+        )
+    print(f"{len(chosen) - survivors} of {len(chosen)} mutants caught")
+    return 1 if survivors or not chosen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
