@@ -166,7 +166,7 @@ def test_a_node_that_does_not_answer_is_told_to_keep_its_runs_and_not_to_park_th
     for plan in world.held_back.pop("n1"):
         assert {cap.run.job_id for cap in plan.steps[0].caps} == {1, 2}
     world.run(6)
-    assert world.controller.window.silent == ()
+    assert not world.controller.window.silent
     assert world.site_mw() <= (world.limit_now_mw() or 0)
 
 
