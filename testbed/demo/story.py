@@ -103,15 +103,23 @@ class Story:
         started = self._set_limit(limit_mw, "--emergency")
         span = Span(started, self._watch(story["emergency_s"], limit_mw, "emergency limit").end_ns)
         self._act("emergency", span, limit_mw)
-        passed = [job.name for job in self.jobs if self._run(job).get("floor_passed")]
-        self._say(f"Floors passed by order of the emergency: {len(passed)} ({'; '.join(passed)})")
+        passed = [job.job_id for job in self.jobs if self._run(job).get("floor_passed")]
+        self._say(
+            f"Floors passed by order of the emergency: {len(passed)}, of jobs {', '.join(map(str, passed))}"
+        )
+        self._show_tag(self.jobs[0])
         self.notes["floors_passed"] = passed
 
         self._head("Clear: every GPU goes back to the limit it had before")
         self._cli("limit", "clear", "--all")
         expected = {gpu["uuid"]: gpu["requested_mw"] for gpu in self._read("before.json")}
+        began_s = time.monotonic()
         self.site.wait_restored(expected)
-        self.notes["cleared_ns"] = time.monotonic_ns()
+        special = sorted({mw for mw in expected.values() if mw != 700_000})
+        self._say(
+            f"all {len(expected)} GPUs are back {time.monotonic() - began_s:.1f} s later, the one that an admin had set "
+            f"before at {', '.join(format_power(mw) for mw in special)} again"
+        )
         self._write("after.json", self.site.snapshot())
         self._write("foreign.json", self.site.foreign)
 
@@ -189,6 +197,16 @@ class Story:
                 job.uuids = job.uuids or self._uuids(job)
         self.acts.append(act)
         self.console.print(jobs_table(self.jobs, act, self.acts[0], runs))
+        draw_mw = self._samples().samples[-1].site_draw_mw
+        limit = "no limit" if limit_mw is None else f"limit {format_power(limit_mw)}"
+        self._say(f"site draw {format_power(draw_mw)}, {limit}")
+
+    def _show_tag(self, job: DemoJob) -> None:
+        """What Slurm itself keeps of a job."""
+        self._say(f"$ scontrol show job {job.job_id} | grep AdminComment")
+        self._say(
+            f"   AdminComment={self.site.cluster.job_fields(job.job_id).get('AdminComment', '').strip()}"
+        )
 
     def _uuids(self, job: DemoJob) -> list[str]:
         """Where the job really runs, as it registered itself with the simulation."""
@@ -249,7 +267,7 @@ class Story:
             "none_capped": figures.lowest_cap(samples, none.uuids, window) < prior_mw,
             "flex5_loss": round(figures.loss(five.tokens, before.span, window), 4),
             "flex5_cap_w": figures.lowest_cap(samples, five.uuids, window) / 1000,
-            "flex5_draw_w": draw_mw / 1000,
+            "flex5_draw_w": round(draw_mw / 1000, 1),
             "flex5_tested_s": round(figures.seconds_below(samples, five.uuids, draw_mw, window), 1),
         }
 

@@ -98,7 +98,7 @@ def jobs_table(jobs: Sequence[DemoJob], act: Act, before: Act, runs: Mapping[int
         ("CAP", "right"),
         ("FLOOR", "right"),
         ("DRAW/GPU", "right"),
-        ("THROUGHPUT", "right"),
+        ("OF ITS OWN RATE", "right"),
     ):
         table.add_column(heading, justify="right" if side == "right" else "left", no_wrap=True)
     for job in jobs:
@@ -122,16 +122,20 @@ def jobs_table(jobs: Sequence[DemoJob], act: Act, before: Act, runs: Mapping[int
         capped = act.limit_mw is not None
         table.add_row(
             str(job.job_id),
-            job.name + (" [FLOOR PASSED]" if run["floor_passed"] else ""),
+            job.name,
             job.workload,
             str(run["gpus"]),
             flex,
             format_power(run["cap_mw"]) if capped else "-",
-            format_power(run["floor_mw"]) if capped else "-",
+            _floor(run) if capped else "-",
             format_power(run["draw_mw"] // run["gpus"] if run["draw_mw"] and run["gpus"] else None),
-            "?" if throughput is None else f"{100 * throughput:.1f} %",
+            "-" if throughput is None else f"{100 * throughput:.1f} %",
         )
     return table
+
+
+def _floor(run: Mapping[str, Any]) -> str:
+    return format_power(run["floor_mw"]) + (" PASSED" if run["floor_passed"] else "")
 
 
 def acts_table(summary: Mapping[str, Any]) -> Table:
