@@ -14,7 +14,7 @@ from .announce import admitted_fields
 from .budget import park_cap_mw
 from .ledger import NS_PER_S, still_outstanding
 from .planning import plan_cycle
-from .runs import effective_flex, misplaced, observe_baseline
+from .runs import effective_flex, misplaced, observe_baseline, run_over
 from .science import Science
 from .state import (
     Action,
@@ -198,9 +198,10 @@ class Core:
         if event.unavailable:
             retry_ns = now_ns + round(RETRY_READ_S * NS_PER_S)
             view = msgspec.structs.replace(view, read_due_ns=retry_ns)
-        elif event.job is None:
+        elif event.job is None or (over := run_over(event.run, event.job)):
+            reason = "Slurm does not know it" if event.job is None else over
             view = msgspec.structs.replace(view, phase="gone", read_due_ns=None)
-            actions.append(Audit(event="ended", fields=_ended(view, "Slurm does not know it")))
+            actions.append(Audit(event="ended", fields=_ended(view, reason)))
         else:
             view, actions = self._identified(state, view, event.job, now_ns)
         return msgspec.structs.replace(state, runs={**state.runs, event.run: view}), actions

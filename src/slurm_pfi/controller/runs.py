@@ -10,7 +10,7 @@ from ..allocation.problem import RunDemand
 from ..config import Config
 from ..elasticity.curve import ElasticityCurve
 from ..flex import FlexError, parse_flex
-from ..model import Flex, GpuReport, RunReport
+from ..model import Flex, GpuReport, Run, RunReport
 from ..slurm.backend import JobInfo
 from .ledger import NS_PER_S, prior_of
 from .state import Baseline, NodeView, RunView
@@ -46,6 +46,18 @@ def effective_flex(word: str, job: JobInfo | None, config: Config) -> tuple[Flex
     if flex.is_none and not allowed:
         return parse_flex("low"), "none is not allowed here; read as low"
     return flex, note
+
+
+def run_over(run: Run, job: JobInfo) -> str:
+    """Why this run has ended by Slurm's own record, though its job file is still there; empty if it may go on.
+
+    A file that outlived its epilog would else keep its GPUs from the jobs that got them next.
+    """
+    if job.restart > run.restart:
+        return f"Slurm runs restart {job.restart} of it"
+    if job.restart == run.restart and not job.holds_nodes:
+        return f"Slurm says that it is {job.state}"
+    return ""
 
 
 def misplaced(run: RunView, job: JobInfo, nodes: tuple[str, ...], uid_by_node: dict[str, int]) -> str:
