@@ -117,8 +117,8 @@ class Story:
         self.site.wait_restored(expected)
         special = sorted({mw for mw in expected.values() if mw != 700_000})
         self._say(
-            f"all {len(expected)} GPUs are back {time.monotonic() - began_s:.1f} s later, the one that an admin had set "
-            f"before at {', '.join(format_power(mw) for mw in special)} again"
+            f"all {len(expected)} GPUs are back {time.monotonic() - began_s:.1f} s later, the one that an admin "
+            f"had set before at {', '.join(format_power(mw) for mw in special)} again"
         )
         self._write("after.json", self.site.snapshot())
         self._write("foreign.json", self.site.foreign)
@@ -168,7 +168,7 @@ class Story:
     def _cli(self, *arguments: str) -> None:
         self._say(f"$ slurm-pfi {' '.join(arguments)}")
         done = self.site.cli(*arguments)
-        self.console.print(done.stdout.rstrip(), markup=False)
+        self._say(done.stdout.rstrip())
 
     def _watch(self, seconds: float, limit_mw: int | None, what: str) -> Span:
         """Let time pass, telling the site's draw every few seconds."""
@@ -199,7 +199,9 @@ class Story:
         self.console.print(jobs_table(self.jobs, act, self.acts[0], runs))
         draw_mw = self._samples().samples[-1].site_draw_mw
         limit = "no limit" if limit_mw is None else f"limit {format_power(limit_mw)}"
-        self._say(f"site draw {format_power(draw_mw)}, {limit}")
+        told = "CAP and DRAW of each GPU; RATE against the job's own before"
+        passed = "; ! = floor passed" if any(run.get("floor_passed") for run in act.runs.values()) else ""
+        self._say(f"site draw {format_power(draw_mw)}, {limit}. ({told}{passed})")
 
     def _show_tag(self, job: DemoJob) -> None:
         """What Slurm itself keeps of a job."""
@@ -245,7 +247,7 @@ class Story:
 
         self._head("What was measured")
         self.console.print(acts_table(summary))
-        self.console.print(verdict.text(), markup=False)
+        self._say(verdict.text())
         failed = _not_reached(summary)
         summary["reached"] = not failed
         self._write("summary.json", summary)
@@ -339,7 +341,7 @@ class Story:
         (self.out / name).write_text(json.dumps(content, indent=1) + "\n")
 
     def _say(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.console.print(text, markup=False, soft_wrap=True)
 
     def _head(self, text: str) -> None:
         self.console.print()

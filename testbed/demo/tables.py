@@ -87,20 +87,22 @@ class Act:
 
 
 def jobs_table(jobs: Sequence[DemoJob], act: Act, before: Act, runs: Mapping[int, Any]) -> Table:
-    """All jobs at the end of an act."""
+    """All jobs at the end of an act: cap and draw of each GPU, rate as a share of the job's own rate before."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading, side in (
-        ("JOB", "right"),
-        ("WHAT", "left"),
-        ("MODEL", "left"),
-        ("GPUS", "right"),
-        ("FLEX", "left"),
-        ("CAP", "right"),
-        ("FLOOR", "right"),
-        ("DRAW/GPU", "right"),
-        ("OF ITS OWN RATE", "right"),
+    for heading, side, width in (
+        ("JOB", "right", 3),
+        ("WHAT", "left", None),
+        ("MODEL", "left", None),
+        ("GPUS", "right", 4),
+        ("FLEX", "left", 11),
+        ("CAP", "right", 5),
+        ("FLOOR", "right", 7),
+        ("DRAW", "right", 5),
+        ("RATE", "right", 7),
     ):
-        table.add_column(heading, justify="right" if side == "right" else "left", no_wrap=True)
+        table.add_column(
+            heading, justify="right" if side == "right" else "left", no_wrap=True, min_width=width
+        )
     for job in jobs:
         run = runs.get(job.job_id)
         if not job.job_id or run is None:
@@ -117,7 +119,7 @@ def jobs_table(jobs: Sequence[DemoJob], act: Act, before: Act, runs: Mapping[int
             )
             continue
         granted = run["flex"] or "?"
-        flex = job.flex if job.flex == granted else f"{job.flex or 'not given'} -> {granted}"
+        flex = job.flex if job.flex == granted else f"{job.flex or '-'} -> {granted}"
         throughput = job.throughput(act, before)
         capped = act.limit_mw is not None
         table.add_row(
@@ -135,7 +137,7 @@ def jobs_table(jobs: Sequence[DemoJob], act: Act, before: Act, runs: Mapping[int
 
 
 def _floor(run: Mapping[str, Any]) -> str:
-    return format_power(run["floor_mw"]) + (" PASSED" if run["floor_passed"] else "")
+    return format_power(run["floor_mw"]) + (" !" if run["floor_passed"] else "")
 
 
 def acts_table(summary: Mapping[str, Any]) -> Table:
