@@ -30,6 +30,7 @@ from ..site_fixture import (
     wait_as,
     wait_jobs,
     wait_logged,
+    wait_seen,
 )
 
 pytestmark = pytest.mark.cluster
@@ -211,6 +212,29 @@ def test_job_files_of_jobs_that_are_not_here_go(site: Site) -> None:
         wait_as(f"{name} is removed", lambda name=name: not (jobs / name).exists())  # type: ignore[misc]
     wait_as("only the true one is left", lambda: list(site.jobs()) == [job])
     wait_as("it is capped again", lambda: max(caps_mw(site, "n1")) < DEFAULT_MW)
+
+
+def test_a_stray_job_file_lifts_no_cap_while_slurm_is_silent(site: Site) -> None:
+    """It names the GPUs of a running job, and nobody can say whose they are: the caps stay what they are."""
+    jobs = site.node_dir("n1") / "jobs"
+    job = site.submit(TRAIN, gpus=4, flex="high", where="n1")
+    site.wait_training(job)
+    wait_seen(site, job)
+    set_limit(site, 4900)
+    capped = caps_mw(site)
+    site.cluster.stop_slurmctld()
+    try:
+        fresh = jobs / ".new"
+        fresh.write_text((jobs / f"{job}.0").read_text().replace(f"job_id {job}\n", "job_id 4000001\n"))
+        fresh.rename(jobs / "4000001.0")
+        wait_as("both are known", lambda: sorted(site.jobs()) == [job, 4000001])
+        hold(site, 1.5)
+        assert caps_mw(site) == capped
+        assert site.status()["window"]["shortfall_mw"] == 0
+    finally:
+        site.cluster.start_slurmctld()
+    wait_as("it is removed once Slurm answers", lambda: not (jobs / "4000001.0").exists())
+    assert caps_mw(site) == capped
 
 
 def test_a_foreign_hand_in_the_window(site: Site) -> None:

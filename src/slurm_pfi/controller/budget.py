@@ -97,13 +97,24 @@ def _forgotten(node: NodeView, config: Config, now_ns: int) -> bool:
 
 
 def shared_runs(state: State) -> frozenset[Run]:
-    """Runs with a GPU that another run uses too. Nobody is slowed by a neighbour's plan: they stay uncapped."""
+    """Admitted runs with a GPU that another admitted run uses too. Nobody is slowed by a neighbour's plan: they stay
+    uncapped.
+
+    A run that is not admitted has no say: a job file that came, or stayed behind, in a window must lift no cap.
+    """
+    admitted = {run for run, view in state.runs.items() if view.phase == "admitted"}
     shared: set[Run] = set()
     for node in state.nodes.values():
         for gpu in node.report.gpus if node.report is not None else ():
-            if len(gpu.runs) > 1:
-                shared.update(gpu.runs)
+            here = admitted.intersection(gpu.runs)
+            if len(here) > 1:
+                shared.update(here)
     return frozenset(shared)
+
+
+def gpus_of(run: RunView) -> set[GpuId]:
+    """All GPUs of a run, on all its nodes."""
+    return {uuid for uuids in run.gpus.values() for uuid in uuids}
 
 
 def commandable_gpus(run: RunView, site: SiteView) -> list[Gpu]:

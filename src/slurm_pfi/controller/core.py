@@ -127,6 +127,7 @@ class Core:
             if view is None:
                 view, told = self._newcomer(state, report, run_report, now_ns, first=first)
                 actions.extend(told)
+                runs = _doubted(runs, report.node, run_report, now_ns)
             view = msgspec.structs.replace(view, gpus={**view.gpus, report.node: run_report.gpus})
             runs[run_report.run] = self._measure(view, report, run_report, now_ns)
         for run, view in list(runs.items()):
@@ -288,6 +289,16 @@ def _node_after(node: NodeView, report: Report, priors: dict[str, int], epoch: i
         fenced=report.held is not None and report.held.epoch == epoch,
     )
     return msgspec.structs.replace(node, outstanding=still_outstanding(node))
+
+
+def _doubted(runs: dict[Run, RunView], node: str, newcomer: RunReport, now_ns: int) -> dict[Run, RunView]:
+    """Ask Slurm again about runs whose GPUs a newcomer has: one of them has ended, and its file stayed behind."""
+    return {
+        run: msgspec.structs.replace(view, read_due_ns=now_ns)
+        if view.phase != "gone" and set(newcomer.gpus).intersection(view.gpus.get(node, ()))
+        else view
+        for run, view in runs.items()
+    }
 
 
 def _was_raised(report: Report, run: Run, config: Config) -> bool:

@@ -15,7 +15,7 @@ from ..model import GpuReport, Run
 from ..store.limits import ScheduleStep, schedule
 from ..units import format_power
 from .announce import admission_audits, floor_audits, late_starters
-from .budget import Gpu, SiteView, commandable_gpus, look, shared_runs
+from .budget import Gpu, SiteView, commandable_gpus, gpus_of, look, shared_runs
 from .dispatch import Caps, CapsStep, dispatch
 from .ledger import NS_PER_S
 from .runs import demand_of
@@ -164,10 +164,15 @@ def share(state: State, config: Config, science: Science, site: SiteView, step: 
     demands: list[RunDemand] = []
     used: list[tuple[Gpu, ...]] = []
     floors_mw = 0
+    claimed = {uuid for view in state.runs.values() if view.phase == "admitted" for uuid in gpus_of(view)}
     for view in sorted(state.runs.values(), key=_admission_order):
         gpus = commandable_gpus(view, site)
         if not gpus or view.phase not in ("admitted", "waiting"):
             continue
+        if view.phase == "waiting":
+            if claimed & gpus_of(view):
+                continue  # they are another's still: it runs under that one's cap
+            claimed |= gpus_of(view)
         demand = _demand(view, gpus, config, science)
         park_mw = sum(gpu.park_mw for gpu in gpus)
         floor_mw = demand.gpus * _whole_watts_up(demand.floor_mw)
