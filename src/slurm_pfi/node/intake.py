@@ -307,12 +307,18 @@ def _settle(turn: Turn, gpu: Gpu) -> None:
         return
     if gpu.overtaken_mw > pending.cap_mw + TOLERANCE_MW:
         return  # limits may come into force in the order of their sets: the earlier raise may be still to come
-    if pending.raises:
-        in_force = near(gpu.enforced_mw, pending.cap_mw)
-    else:
-        in_force = gpu.enforced_mw <= pending.cap_mw + TOLERANCE_MW and _draw_follows(turn, gpu, pending)
+    in_force = _took_effect(gpu.enforced_mw, pending)
+    if in_force and not pending.raises:
+        in_force = _draw_follows(turn, gpu, pending)
     if in_force:
         settled(turn, gpu)
+
+
+def _took_effect(enforced_mw: int, pending: Pending) -> bool:
+    """Whether the enforced limit is the new one. The old one may lie within a board's rounding of it."""
+    if enforced_mw == pending.cap_mw or (not pending.raises and enforced_mw < pending.cap_mw):
+        return True
+    return near(enforced_mw, pending.cap_mw) and enforced_mw != pending.before_mw
 
 
 def _draw_follows(turn: Turn, gpu: Gpu, pending: Pending) -> bool:
