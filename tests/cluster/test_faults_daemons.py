@@ -46,6 +46,10 @@ def capped(site: Site, for_s: float | None = None) -> int:
     return job
 
 
+def shown_state(site: Site, node: str) -> str:
+    return str({shown["name"]: shown["state"] for shown in site.status()["nodes"]}[node])
+
+
 def restorers(site: Site) -> list[int]:
     return [
         pid for pid, command in processes_naming(site.root).items() if "slurm_pfi.node.restorer" in command
@@ -141,6 +145,12 @@ def test_release_is_at_once_and_the_others_make_room(site: Site) -> None:
     window = site.status()["window"]
     assert window["silent"] == ["n2"]
     assert window["shortfall_mw"] == max(0, 4 * (DEFAULT_MW + PARK_MW) + 2_000_000 - 5_200_000)
+    # A new agent does not take back what the admin has taken.
+    site.kill("n2")
+    site.start_agent("n2")
+    wait_as("it is heard as released", lambda: shown_state(site, "n2") == "released")
+    hold(site, 1.5)
+    assert caps_mw(site, "n2") == [DEFAULT_MW] * 4
     site.node_cli("n2", "resume")
     wait_within(site, 5_200_000)
 
@@ -158,6 +168,7 @@ def test_release_with_everything_else_dead(site: Site) -> None:
         site.cluster.start_slurmctld()
         site.start_controller()
         site.start_agent("n2")
+    site.node_cli("n2", "resume")
     site.cluster.cancel_all()
     site.wait_heard("n1", "n2")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ from ..site_fixture import (
 
 pytestmark = pytest.mark.cluster
 
-SITE_OPTIONS = small_site(times={"response_s": 3, "start_grace_s": 2})
+SITE_OPTIONS = small_site(times={"response_s": 4, "start_grace_s": 2})
 # 2 kW beside the GPUs, 4 x 700 W for a full n1, 4 x 200 W parked on n2, and 1.4 kW for newcomers.
 LIMIT_MW = 7_000_000
 
@@ -182,3 +183,41 @@ def test_off_is_at_once_and_outlives_the_controller(site: Site) -> None:
     site.wait_restored(timeout_s=1)
     site.cli("on")
     wait_within(site, 6_000_000)
+
+
+def test_an_announced_window_comes_and_goes_without_the_controller(site: Site) -> None:
+    """The nodes know the schedule: they are down when it starts and back when it ends, though nobody commands."""
+    job = site.submit(TRAIN, gpus=4, flex="medium", where="n2")
+    site.wait_training(job)
+    site.cli("limit", "set", "6kW", "--from", "5s", "--for", "4s")
+    start_ns = controller_audit(site, "limit")[-1]["steps"][0][0]
+    held = len(node_audit(site, "n2", "plan_accepted"))
+    wait_as(
+        "n2 holds it",
+        lambda: len(node_audit(site, "n2", "plan_accepted")) > held or site_mw(site) <= 6_000_000,
+    )
+    site.kill("controller")
+    wait_as("they come down", lambda: site_mw(site) <= 6_000_000)
+    assert time.monotonic_ns() <= start_ns + 100_000_000
+    site.wait_restored(timeout_s=12)
+    assert time.monotonic_ns() >= start_ns + 4_000_000_000
+    site.start_controller()
+    site.wait_heard("n1", "n2")
+
+
+def test_a_limit_is_set_while_an_agent_hangs(site: Site) -> None:
+    """The others make room within the response time; the hanging one comes down when it is back."""
+    job = site.submit(TRAIN, gpus=4, flex="high", where="n1")
+    site.wait_training(job)
+    wait_seen(site, job)
+    site.send_signal("n2", signal.SIGSTOP)
+    try:
+        set_limit(site, 7000)
+        assert caps_mw(site, "n2") == [DEFAULT_MW] * 4
+        assert max(caps_mw(site, "n1")) <= 550_000
+        wait_as("it is named", lambda: site.status()["window"]["silent"] == ["n2"])
+        assert site.status()["window"]["shortfall_mw"] == 0
+    finally:
+        site.send_signal("n2", signal.SIGCONT)
+    wait_as("n2 is parked", lambda: caps_mw(site, "n2") == [PARK_MW] * 4)
+    wait_as("n1 is raised", lambda: caps_mw(site, "n1") == [DEFAULT_MW] * 4)

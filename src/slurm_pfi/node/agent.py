@@ -94,6 +94,9 @@ class Agent:
             loop.add_signal_handler(number, self.runtime.feed, StopAsked())
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         self.runtime.feed(_read_plan(self._paths.plan))
+        if self._paths.released.exists():
+            self._log.warning("released by the admin before; 'slurm-pfi node resume' ends it")
+            self.runtime.feed(ReleaseAsked())
         self._watch_jobs()
         self._read_jobs()
         await self._open_sockets()
@@ -190,6 +193,10 @@ class Agent:
             self._log_refused(request.command, peer)
             return refusal(f"uid {peer.uid} may not {request.command} this node; ask its admin", exit_code=NO)
         if request.command == "resume":
+            try:
+                self._paths.released.unlink(missing_ok=True)
+            except OSError as error:
+                return refusal(f"{self._paths.released} cannot be removed: {error.strerror}", exit_code=NO)
             self.runtime.feed(ResumeAsked())
             return Reply(ok=True, message=f"{self._node} takes plans again")
         return await self._release()
@@ -203,6 +210,10 @@ class Agent:
     async def _release(self) -> Reply:
         if self.runtime.state.stopping_ns is not None:
             return refusal(f"the agent of {self._node} is stopping; ask again", exit_code=UNREACHABLE)
+        try:
+            self._paths.released.touch()
+        except OSError as error:  # it restores all the same
+            self._log.error("the release is forgotten when the agent restarts", why=error)
         self.runtime.feed(ReleaseAsked())
         done = await wait_until(self.runtime, _all_rest, _RELEASE_S)
         state = self.runtime.state

@@ -145,8 +145,9 @@ def _release_without_agent(config: Config, node: str, paths: NodePaths, why: Unr
     except OSError as error:
         raise _StopError(f"{paths.folder}: {error.strerror}; this is for root", UNREACHABLE) from error
     try:
-        # The plan must not come back with the next agent.
+        # The plan must not come back with the next agent, and that one stays released.
         paths.plan.unlink(missing_ok=True)
+        paths.released.touch()
         restored = asyncio.run(_restore(config, node, paths))
     except (DeviceError, JournalError, IdentityError, OSError) as error:
         raise _StopError(f"{node} cannot be restored: {error}", UNREACHABLE) from error

@@ -35,6 +35,11 @@ class NodePaths:
         return self.folder / "plan.json"
 
     @property
+    def released(self) -> Path:
+        """There while an admin has taken the node from us: a new agent must not take it back. It goes with the boot."""
+        return self.folder / "released"
+
+    @property
     def audit(self) -> Path:
         return self.folder / "audit.jsonl"
 
