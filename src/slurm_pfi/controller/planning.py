@@ -254,9 +254,10 @@ def _unreached_caps(state: State, config: Config, science: Science, site: SiteVi
             gpus = [gpu for uuid in uuids if (gpu := site.gpus.get(uuid)) is not None]
             if gpus and not any(gpu.commandable for gpu in gpus):
                 cap_mw = view.sent_mw.get(node)
-                caps[view.run, node] = (
-                    lowest_cap_mw(_demand(view, gpus, config, science)) if cap_mw is None else cap_mw
-                )
+                if cap_mw is None:
+                    cap_mw = lowest_cap_mw(_demand(view, gpus, config, science))
+                # Never a raise: no more than what these GPUs are counted at already.
+                caps[view.run, node] = min(cap_mw, max(gpu.worst_mw for gpu in gpus))
     return caps
 
 
@@ -289,7 +290,7 @@ def _runs_after(state: State, shares: Shares, caps: Caps, now_ns: int) -> dict[R
         runs[run] = msgspec.structs.replace(
             _counted(view, now_ns, binds=min(sent[run].values()) < uncut_mw),
             phase="admitted",
-            sent_mw=sent[run],
+            sent_mw={**{node: cap for node, cap in view.sent_mw.items() if node in view.gpus}, **sent[run]},
             target_cap_mw=shares.allocation.caps_mw[i],
             floor_mw=demand.floor_mw,
             expected_loss=shares.allocation.expected_loss[i],
