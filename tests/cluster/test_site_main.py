@@ -29,7 +29,7 @@ from ..site_fixture import (
 pytestmark = pytest.mark.cluster
 
 ADMIN_MW = 650_000
-SITE_OPTIONS = small_site(times={"response_s": 1}, admin_limits={"n2": {1: ADMIN_MW / 1000}})
+SITE_OPTIONS = small_site(times={"response_s": 2}, admin_limits={"n2": {1: ADMIN_MW / 1000}})
 AS_SLURM = dataclasses.replace(SITE_OPTIONS, slurm_user="slurm")
 UNCAPPED_MW = 7 * DEFAULT_MW + ADMIN_MW + 2_000_000
 
@@ -76,7 +76,7 @@ class TestMainPath:
         assert controller_audit(site, "infeasible") == []
         text = site.cli("jobs").stdout
         assert f"{low}: none is not allowed here; read as low" in text
-        hold(site, 2.0)
+        hold(site, 2.5)
         prove(site, tmp_path / "economic", "1", "9", "placement")
 
         # An emergency may pass the floors; that is announced and audited.
@@ -86,8 +86,8 @@ class TestMainPath:
         told = controller_audit(site, "floor_passed")
         assert {record["run"] for record in told} >= {f"pfi:{high}.0"}
         assert all(record["cap_mw"] < record["floor_mw"] for record in told)
-        assert "floor passed" in site.cli("jobs").stdout
-        hold(site, 2.0)
+        assert "past floor" in site.cli("jobs").stdout
+        hold(site, 2.5)
         prove(site, tmp_path / "emergency", "1")
 
         # A job that ends leaves its GPUs at the park cap, and the others get what it had.
