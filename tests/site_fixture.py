@@ -20,7 +20,7 @@ SHORT_TIMES: Mapping[str, float] = {
     "report_s": 1,
     "response_s": 4,
     "node_answer_s": 2.5,
-    "node_silent_s": 8,
+    "node_silent_s": 4,
     "tag_after_s": 1,
     "rescan_s": 2,
     "start_settle_s": 3,

@@ -108,7 +108,7 @@ def test_all_are_killed_at_once(site: Site) -> None:
 
 
 def test_a_stopped_agent_leaves_a_restorer_that_restores_in_time(site: Site) -> None:
-    capped(site, for_s=6)
+    capped(site, for_s=4)
     before = caps_mw(site, "n2")
     assert site.kill("n2", signal.SIGTERM) == 0
     (stop,) = [record["reason"] for record in node_audit(site, "n2", "stopped")][-1:]

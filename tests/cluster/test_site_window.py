@@ -159,7 +159,7 @@ def test_of_two_jobs_on_a_node_one_is_cancelled(site: Site) -> None:
 def test_a_limit_ends_by_time_without_the_controller(site: Site) -> None:
     job = site.submit(TRAIN, gpus=4, flex="medium", where="n2")
     site.wait_training(job)
-    set_limit(site, 6000, for_s=6)
+    set_limit(site, 6000, for_s=4)
     site.kill("controller")
     assert site_mw(site) <= 6_000_000
     site.wait_restored(timeout_s=12)
