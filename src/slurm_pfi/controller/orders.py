@@ -192,14 +192,14 @@ class Orders:
         return Reply(ok=True, message=f"cleared: {', '.join(cleared) or 'nothing'}", data=cleared)
 
     def _off(self, _args: dict[str, Any], peer: Peer) -> Reply:
-        but = self._controller.switch(off=True)
+        but = self._controller.switch(off=True, uid=peer.uid)
         return Reply(
             ok=True,
             message=f"off: every GPU goes back to its prior limit; 'slurm-pfi on' enforces again{but}",
         )
 
     def _on(self, _args: dict[str, Any], peer: Peer) -> Reply:
-        but = self._controller.switch(off=False)
+        but = self._controller.switch(off=False, uid=peer.uid)
         return Reply(ok=True, message=f"on: limits are enforced{but}")
 
     def _tell(self, action: str, limit: dict[str, Any], peer: Peer, now_s: float) -> None:

@@ -192,9 +192,9 @@ class Controller:
             self._do(action)
         self._wake.set()
 
-    def switch(self, *, off: bool) -> str:
+    def switch(self, *, off: bool, uid: int) -> str:
         """The red button. It works at once; returns why it will not outlive this process, empty if it will."""
-        self.take(OffChanged(off=off))
+        self.take(OffChanged(off=off, uid=uid))
         try:
             self._off_switch.save(off=off)
         except OSError as error:

@@ -169,7 +169,10 @@ class LimitsChanged(Frozen, frozen=True, kw_only=True):
 
 
 class OffChanged(Frozen, frozen=True, kw_only=True):
+    """The red button. ``uid`` is who pressed it; None when a restart takes it over."""
+
     off: bool
+    uid: int | None = None
 
 
 class TagWritten(Frozen, frozen=True, kw_only=True):
