@@ -270,7 +270,8 @@ class Core:
 
     @_on.register
     def _off(self, event: OffChanged, state: State, now_ns: int) -> Result:
-        return msgspec.structs.replace(state, off=event.off), [Audit(event="off", fields={"off": event.off, "uid": event.uid})]
+        fields = {"off": event.off, "uid": event.uid}
+        return msgspec.structs.replace(state, off=event.off), [Audit(event="off", fields=fields)]
 
     @_on.register
     def _tag(self, event: TagWritten, state: State, now_ns: int) -> Result:
