@@ -32,6 +32,7 @@ lint: setup
 
 bench: setup
 	$(PY) -m bench.prolog
+	$(PY) -m bench.controller
 
 mutants: setup
 	$(PY) -m testbed.mutants

@@ -130,8 +130,10 @@ class Core:
                 runs = _doubted(runs, report.node, run_report, now_ns)
             view = msgspec.structs.replace(view, gpus={**view.gpus, report.node: run_report.gpus})
             runs[run_report.run] = self._measure(view, report, run_report, now_ns)
-        for run, view in list(runs.items()):
-            if report.node not in view.gpus or run in present:
+        before = state.nodes[report.node].report
+        for run in {known.run for known in before.runs} - present if before is not None else ():
+            view = runs.get(run)
+            if view is None or report.node not in view.gpus:
                 continue
             gpus = {name: uuids for name, uuids in view.gpus.items() if name != report.node}
             if gpus:

@@ -205,17 +205,19 @@ class Controller:
         """A cycle after every event, several events together, and at the latest after the cycle time."""
         while not self._stopping.is_set():
             self._wake.clear()
+            began_s = time.monotonic()
             self.state, actions = self.core.step(
                 self.state, Cycle(now_unix_s=time.time()), time.monotonic_ns()
             )
             for action in actions:
                 self._do(action)
+            took_s = time.monotonic() - began_s
             times = self.config.times
             wait_s = times.cycle_s if self.state.window is None else times.cycle_window_s
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), wait_s)
-            # Reports come in bunches: give the bunch a moment, the site's limit has seconds.
-            await asyncio.sleep(MIN_CYCLE_GAP_S)
+            # Reports come in bunches: give the bunch a moment, and a large site's reports half of our time.
+            await asyncio.sleep(max(MIN_CYCLE_GAP_S, took_s))
 
     def _on_report(self, report: Report, _peer: Peer) -> None:
         priors: dict[GpuId, int] = {}
