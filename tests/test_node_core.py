@@ -666,3 +666,34 @@ def test_steps_are_kept_as_instants() -> None:
     world.send(world.make_plan(PlanStep(starts_in_s=0.0, park_cap_mw=200_000), window_step(None, {}, 12.0)))
     world.advance(4 * S)
     assert world.reports[-1].window_ends_in_s == pytest.approx(8.0, abs=1.1)
+
+
+def test_a_plan_for_boards_of_differing_ranges_is_taken_and_kept_within_each() -> None:
+    world = World(2)
+    small = world.devices.gpus["GPU-1"]
+    small.min_mw, small.max_mw, small.default_mw = 100_000, 300_000, 300_000
+    small.requested_mw = small.enforced_mw = 300_000
+    world.start()
+    run = world.begin_job(1, 0, 1)
+    assert world.window(200_000, {run: 500_000})
+    assert world.requested() == [500_000, 300_000]
+    assert not world.window(150_000, {run: 500_000}), "below what one of them can do"
+    world.end_job(run)
+    world.advance(S)
+    assert world.requested() == [200_000, 200_000]
+
+
+def test_a_lowering_that_comes_into_force_late_is_said_though_it_was_within_rounding() -> None:
+    world = World(1).start()
+    run = world.begin_job(1, 0)
+    world.window(200_000, {run: 684_000})
+    world.advance(S)
+    world.devices.effect_delay_ns = 3 * S
+    world.window(200_000, {run: 683_000})
+    world.advance(2500 * MS)
+    assert world.said("readback")[-1]["enforced_mw"] == 684_000
+    world.advance(2 * S)
+    assert world.said("readback")[-1]["enforced_mw"] == 683_000
+    count = len(world.said("readback"))
+    world.advance(5 * S)
+    assert len(world.said("readback")) == count

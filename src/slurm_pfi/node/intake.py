@@ -248,6 +248,9 @@ def _read(turn: Turn, gpu: Gpu, sample: DeviceSample) -> None:
     sure = sample.monotonic_ns > gpu.touched_ns + turn.state.settings.deadline_ns
     if (sample.requested_mw, sample.enforced_mw) != (gpu.requested_mw, gpu.enforced_mw):
         turn.report_soon()
+    late = gpu.pending is None and gpu.enforced_mw is not None and gpu.enforced_mw > sample.enforced_mw
+    if late and sample.enforced_mw == gpu.current_mw:  # in force after it was no longer waited for
+        _tell_readback(turn, gpu.uuid, sample.requested_mw, sample.enforced_mw, sample.enforced_mw)
     gpu = turn.change_gpu(
         gpu.uuid,
         requested_mw=sample.requested_mw,
@@ -334,12 +337,12 @@ def _draw_follows(turn: Turn, gpu: Gpu, pending: Pending) -> bool:
 def settled(turn: Turn, gpu: Gpu) -> None:
     """The set is over: acknowledge it."""
     assert gpu.pending is not None
-    turn.audit(
-        "readback",
-        uuid=gpu.uuid,
-        requested_mw=gpu.requested_mw,
-        enforced_mw=gpu.enforced_mw,
-        cap_mw=gpu.pending.cap_mw,
-    )
+    _tell_readback(turn, gpu.uuid, gpu.requested_mw, gpu.enforced_mw, gpu.pending.cap_mw)
     turn.change_gpu(gpu.uuid, pending=None, set_fault="")
     turn.report_soon()
+
+
+def _tell_readback(
+    turn: Turn, uuid: GpuId, requested_mw: int | None, enforced_mw: int | None, cap_mw: int
+) -> None:
+    turn.audit("readback", uuid=uuid, requested_mw=requested_mw, enforced_mw=enforced_mw, cap_mw=cap_mw)

@@ -106,14 +106,20 @@ def malformed(state: State, plan: Plan) -> str:
 
 
 def _outside(state: State, step: PlanStep) -> str:
-    """A cap that a GPU it concerns does not accept."""
-    for gpu in state.gpus.values():
-        caps = [("park cap", step.park_cap_mw)]
-        for cap in step.caps:
-            seen = state.runs.get(cap.run)
-            if seen is None or gpu.uuid in seen.gpus:
-                caps.append((f"cap of {cap.run}", cap.cap_mw))
-        for what, cap_mw in caps:
-            if cap_mw is not None and not gpu.min_mw <= cap_mw <= gpu.max_mw:
+    """A cap that lies below what a GPU it concerns can do, or above what all of them can.
+
+    A run may have GPUs of differing models: a cap above the maximum of some of them does not bind these.
+    """
+    caps = [("park cap", step.park_cap_mw, tuple(state.gpus.values()))]
+    for cap in step.caps:
+        seen = state.runs.get(cap.run)
+        concerned = tuple(gpu for gpu in state.gpus.values() if seen is None or gpu.uuid in seen.gpus)
+        caps.append((f"cap of {cap.run}", cap.cap_mw, concerned))
+    for what, cap_mw, gpus in caps:
+        if cap_mw is None or not gpus:
+            continue
+        low, high = max(gpus, key=lambda gpu: gpu.min_mw), max(gpus, key=lambda gpu: gpu.max_mw)
+        for gpu, wrong in ((low, cap_mw < low.min_mw), (high, cap_mw > high.max_mw)):
+            if wrong:
                 return f"{what} {cap_mw} mW lies outside {gpu.min_mw}..{gpu.max_mw} mW of {gpu.uuid}"
     return ""
