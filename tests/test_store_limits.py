@@ -18,6 +18,7 @@ from slurm_pfi.store.limits import (
     LimitError,
     LimitStore,
     ScheduleStep,
+    check_limit,
     has_ended,
     schedule,
 )
@@ -275,7 +276,7 @@ def in_force(one: Limit, at_s: float) -> int | None:
 def test_at_each_instant_the_lowest_of_the_next_seconds(
     limits: list[Limit], lead_s: int, horizon_s: int
 ) -> None:
-    steps = schedule(limits, NOW, horizon_s, lead_s)
+    steps = schedule(limits, NOW, horizon_s, lead_s, most=1000)
     assert steps[0].starts_in_s == 0.0
     assert [s.starts_in_s for s in steps] == sorted({s.starts_in_s for s in steps})
     for before, after in itertools.pairwise(steps):
@@ -293,3 +294,43 @@ def test_at_each_instant_the_lowest_of_the_next_seconds(
                 for seconds in range(lead_s + 1)
             ]
             assert said == min((power for power in ahead if power is not None), default=None)
+
+
+@given(st.lists(LIMITS, max_size=3), st.integers(0, 20), st.integers(0, 120), st.integers(1, 5))
+def test_what_is_told_in_short_is_never_looser_and_ends_no_earlier_nor_later(
+    limits: list[Limit], lead_s: int, horizon_s: int, most: int
+) -> None:
+    steps = schedule(limits, NOW, horizon_s, lead_s, most=most)
+    assert len(steps) <= most + 2
+    assert [s.starts_in_s for s in steps] == sorted({s.starts_in_s for s in steps})
+    whole = schedule(limits, NOW, 1000, lead_s, most=1000)
+
+    def at(said: tuple[ScheduleStep, ...], at_s: float) -> ScheduleStep:
+        return [s for s in said if s.starts_in_s <= at_s][-1]
+
+    told_end = steps[-1].limit_mw is None
+    last_s = steps[-1].starts_in_s if told_end else 300.0
+    for at_s in range(round(last_s)):
+        short, exact = at(steps, at_s), at(whole, at_s)
+        if exact.limit_mw is not None and (len(steps) > most or at_s <= horizon_s):
+            assert short.limit_mw is not None and short.limit_mw <= exact.limit_mw
+        if exact.emergency_mw is not None and (len(steps) > most or at_s <= horizon_s):
+            assert short.emergency_mw is not None and short.emergency_mw <= exact.emergency_mw
+    if told_end:
+        assert at(whole, last_s).limit_mw is None
+    elif whole[-1].limit_mw is None:
+        assert steps[-1].limit_mw is None
+
+
+def test_an_end_beyond_the_horizon_is_told_and_the_lowest_until_then() -> None:
+    later = limit((-60, 20 * KW), (5000, 15 * KW), (6000, 18 * KW), (7000, None), (9000, KW), (9100, None))
+    steps = schedule([later], NOW, 3600, 10)
+    assert [(s.starts_in_s, s.limit_mw) for s in steps] == [(0.0, 20 * KW), (3601.0, 15 * KW), (7000.0, None)]
+    assert schedule([limit((-60, 20 * KW), (5000, 15 * KW))], NOW, 3600, 10) == (
+        ScheduleStep(0.0, 20 * KW, None),
+    )
+
+
+def test_a_time_that_no_calendar_has_is_refused() -> None:
+    with pytest.raises(LimitError, match="no time"):
+        check_limit(limit((1e300, KW)))

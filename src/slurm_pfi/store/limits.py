@@ -24,6 +24,14 @@ KEEP_ENDED_S: Final = 86_400.0
 
 MAX_LIMITS: Final = 256
 MAX_STEPS: Final = 1024
+MAX_AHEAD: Final = 16
+"""Steps that a schedule tells one by one: each costs the controller a whole allocation, and a node takes so many."""
+
+BEYOND_S: Final = 1.0
+"""The short rest begins so long after the horizon, at which a step of its own may begin."""
+
+MAX_UNIX_S: Final = 1e11
+"""The year 5138: what lies beyond is a slip of the pen."""
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}", re.ASCII)
 
 
@@ -148,6 +156,8 @@ def check_limit(limit: Limit) -> None:
     for step in limit.steps:
         if not math.isfinite(step.start_unix_s) or step.start_unix_s <= before_s:
             raise LimitError(f"limit {limit.id}: its steps do not ascend in time")
+        if abs(step.start_unix_s) > MAX_UNIX_S:
+            raise LimitError(f"limit {limit.id}: {step.start_unix_s:g} is no time in seconds since 1970")
         before_s = step.start_unix_s
         if step.limit_mw is not None and not 0 <= step.limit_mw <= MAX_POWER_MW:
             raise LimitError(f"limit {limit.id}: {step.limit_mw} mW is not within 0 and 10 GW")
@@ -183,26 +193,57 @@ class ScheduleStep:
 
 
 def schedule(
-    limits: Iterable[Limit], now_unix_s: float, horizon_s: float, lead_s: float
+    limits: Iterable[Limit], now_unix_s: float, horizon_s: float, lead_s: float, most: int = MAX_AHEAD
 ) -> tuple[ScheduleStep, ...]:
     """What the site may draw from now until ``horizon_s`` ahead, as steps; the first is now.
 
     At each instant the lowest of all limits holds that bind within the next ``lead_s``: so lowering is done by the
     time a limit starts, and nothing is raised before the one that ends has ended. Pure: now is an argument.
+
+    What comes after ``most`` steps or the horizon is told in short, if a limit binds then: the lowest until there is
+    none, and that end, however far it is.
     """
     known = tuple(limits)
-    instants = {0.0}
-    for limit in known:
-        for step in limit.steps:
-            starts_in_s = step.start_unix_s - now_unix_s
-            instants.update(t for t in (starts_in_s, starts_in_s - lead_s) if 0 < t <= horizon_s)
-    emergency = tuple(limit for limit in known if limit.class_ == "emergency")
+    starts = {step.start_unix_s - now_unix_s for limit in known for step in limit.steps}
+    instants = sorted(t for start in starts for t in {start, start - lead_s} if 0 < t <= horizon_s)
+    classes = (known, tuple(limit for limit in known if limit.class_ == "emergency"))
     steps: list[ScheduleStep] = []
-    for at_s in sorted(instants):
-        lowest = tuple(_lowest(some, now_unix_s, at_s, lead_s) for some in (known, emergency))
-        if not steps or (steps[-1].limit_mw, steps[-1].emergency_mw) != lowest:
-            steps.append(ScheduleStep(at_s, *lowest))
-    return tuple(steps)
+    for at_s in (0.0, *instants):
+        lowest = tuple(_lowest(some, now_unix_s, at_s, lead_s) for some in classes)
+        if steps and (steps[-1].limit_mw, steps[-1].emergency_mw) == lowest:
+            continue
+        if len(steps) >= most:
+            return _with_rest(steps, _rest(classes, starts, now_unix_s, at_s, lead_s))
+        steps.append(ScheduleStep(at_s, *lowest))
+    if steps[-1].limit_mw is None:
+        return tuple(steps)
+    rest = _rest(classes, starts, now_unix_s, horizon_s + BEYOND_S, lead_s)
+    return _with_rest(steps, rest if rest and rest[-1].limit_mw is None else ())
+
+
+def _with_rest(steps: list[ScheduleStep], rest: tuple[ScheduleStep, ...]) -> tuple[ScheduleStep, ...]:
+    """Both together, without a step that says the same as the one before it."""
+    last = steps[-1]
+    if rest and (rest[0].limit_mw, rest[0].emergency_mw) == (last.limit_mw, last.emergency_mw):
+        rest = rest[1:]
+    return (*steps, *rest)
+
+
+def _rest(
+    classes: tuple[tuple[Limit, ...], ...],
+    starts: set[float],
+    now_unix_s: float,
+    from_s: float,
+    lead_s: float,
+) -> tuple[ScheduleStep, ...]:
+    """The lowest limits from then on until none binds, and that end if there is one."""
+    known = classes[0]
+    later = sorted(start for start in starts if start >= from_s)
+    end_s = next((at_s for at_s in later if _lowest(known, now_unix_s, at_s, lead_s) is None), None)
+    span_s = (later[-1] if later else from_s) if end_s is None else end_s
+    lowest = tuple(_lowest(some, now_unix_s, from_s, max(lead_s, span_s - from_s)) for some in classes)
+    held = (ScheduleStep(from_s, *lowest),) if lowest[0] is not None else ()
+    return held if end_s is None else (*held, ScheduleStep(end_s, None, None))
 
 
 def _lowest(limits: tuple[Limit, ...], now_unix_s: float, at_s: float, lead_s: float) -> int | None:
