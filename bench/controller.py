@@ -1,7 +1,9 @@
 """How long one planning cycle takes: ``python -m bench.controller``. Reports are made up; the core is the real one.
 
-Writes build/bench/controller.json, for each size: ``report_ms`` to take one report in, ``first_ms`` for the cycle that
-answers a new limit (every node gets a plan), ``steady_ms`` for one in which nothing is new (median of five).
+Five runs on every two nodes of eight GPUs. Writes build/bench/controller.json, for each size: ``start_ms`` to hear
+every node for the first time, ``report_ms`` to take one more report in, ``first_ms`` for the cycle that answers a new
+limit (every node gets a plan), ``steady_ms`` for one in which nothing is new (median of five), ``ahead_ms`` for one in
+which the limit has a step for each of the next 32 quarters of an hour.
 """
 
 from __future__ import annotations
@@ -17,16 +19,16 @@ from slurm_pfi.controller.core import Core
 from slurm_pfi.controller.nodes import declared_nodes
 from slurm_pfi.controller.science import Science
 from slurm_pfi.elasticity.library import Library
-from slurm_pfi.model import GpuReport, Limit, LimitStep, PlanId, Report, ReportId, Run, RunReport
+from slurm_pfi.model import GpuReport, Limit, LimitStep, Report, ReportId, Run, RunReport
 
 OUT = Path(__file__).resolve().parent.parent / "build/bench/controller.json"
 GPUS = 8
 NOW_S = 1_800_000_000.0
 
 
-def report(node: str, number: int, held: PlanId | None) -> Report:
-    """One node with one run on all its GPUs, uncapped."""
-    run = Run("bench", number)
+def report(node: str, number: int, seq: int) -> Report:
+    """One node with two or three runs on its GPUs, uncapped."""
+    runs = [Run("bench", 3 * number + i % (2 + number % 2)) for i in range(GPUS)]
     uuids = tuple(f"GPU-{node}-{i}" for i in range(GPUS))
     gpus = tuple(
         GpuReport(
@@ -41,20 +43,28 @@ def report(node: str, number: int, held: PlanId | None) -> Report:
             ceiling_mw=700_000,
             prior_mw=700_000,
             draw_mw=650_000,
-            runs=(run,),
+            runs=(runs[i],),
         )
         for i, uuid in enumerate(uuids)
     )
     return Report(
         cluster="bench",
         node=node,
-        id=ReportId(boot_id="b", agent_id="a", seq=1),
+        id=ReportId(boot_id="b", agent_id="a", seq=seq),
         highest_epoch=1,
-        held=held,
+        held=None,
         released=False,
         window_ends_in_s=None,
         gpus=gpus,
-        runs=(RunReport(run=run, uid=1000, flex="medium", gpus=uuids),),
+        runs=tuple(
+            RunReport(
+                run=run,
+                uid=1000,
+                flex="medium",
+                gpus=tuple(uuid for uuid, other in zip(uuids, runs, strict=True) if other == run),
+            )
+            for run in sorted(set(runs))
+        ),
     )
 
 
@@ -69,13 +79,13 @@ def measure(nodes: int) -> dict[str, float]:
     core = Core(config, Science(Library.load_default()))
     state = cs.State(epoch=1, started_ns=0, nodes=declared_nodes(config))
     now_ns = 10**9
-    reports = [report(name, number, None) for number, name in enumerate(state.nodes, start=1)]
-    for first in reports:
-        state, _ = core.step(state, cs.ReportCame(report=first), now_ns)
-    began_s = time.perf_counter()
-    for again in reports:
-        state, _ = core.step(state, cs.ReportCame(report=again), now_ns)
-    reports_ms = (time.perf_counter() - began_s) * 1000
+    took_ms: list[float] = []
+    for seq in (1, 2):
+        reports = [report(name, number, seq) for number, name in enumerate(state.nodes, start=1)]
+        began_s = time.perf_counter()
+        for one in reports:
+            state, _ = core.step(state, cs.ReportCame(report=one), now_ns)
+        took_ms.append((time.perf_counter() - began_s) * 1000)
     state, _ = core.step(state, cs.Cycle(now_unix_s=NOW_S), now_ns)
     limit_mw = round(nodes * (1000 + GPUS * 700) * 1000 * 0.9)
     step = LimitStep(start_unix_s=NOW_S, limit_mw=limit_mw)
@@ -90,11 +100,24 @@ def measure(nodes: int) -> dict[str, float]:
         sent = max(sent, sum(isinstance(action, cs.SendPlan) for action in actions))
     if sent != nodes:
         raise RuntimeError(f"{sent} plans for {nodes} nodes: this measures something else")
+    quarters = tuple(
+        LimitStep(start_unix_s=NOW_S + 900 * i, limit_mw=limit_mw - (i * 7 % 5) * 1_000_000)
+        for i in range(32)
+    )
+    many = Limit(id="m", revision=2, source="bench", class_="economic", steps=quarters)
+    state, _ = core.step(state, cs.LimitsChanged(limits=(many,)), now_ns)
+    state, _ = core.step(state, cs.Cycle(now_unix_s=NOW_S), now_ns)
+    began_s = time.perf_counter()
+    core.step(state, cs.Cycle(now_unix_s=NOW_S), now_ns)
+    ahead_ms = (time.perf_counter() - began_s) * 1000
     return {
         "nodes": nodes,
-        "report_ms": round(reports_ms / nodes, 3),
+        "runs": len(state.runs),
+        "start_ms": round(took_ms[0], 1),
+        "report_ms": round(took_ms[1] / nodes, 3),
         "first_ms": round(cycles[0], 1),
         "steady_ms": round(statistics.median(cycles[1:]), 1),
+        "ahead_ms": round(ahead_ms, 1),
     }
 
 

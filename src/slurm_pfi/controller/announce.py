@@ -43,11 +43,12 @@ def floor_audits(before: dict[Run, RunView], after: dict[Run, RunView]) -> list[
 def late_starters(
     runs: dict[Run, RunView], config: Config, now_ns: int
 ) -> tuple[dict[Run, RunView], list[Action]]:
-    """Runs that wait for power beyond the grace time: a broken floor, said once."""
+    """Runs that wait for power, or for Slurm's word, beyond the grace time: a broken floor, said once."""
     grace_ns = config.times.start_grace_s * NS_PER_S
     told: list[Action] = []
     for run, view in list(runs.items()):
-        if view.phase == "waiting" and not view.breach_told and now_ns - view.first_seen_ns > grace_ns:
+        waits = view.phase == "waiting" or (view.phase == "new" and view.started_in_window)
+        if waits and not view.breach_told and now_ns - view.first_seen_ns > grace_ns:
             runs[run] = msgspec.structs.replace(view, breach_told=True)
             fields = {"run": str(run), "waited_s": round((now_ns - view.first_seen_ns) / NS_PER_S, 1)}
             told.append(Audit(event="floor_breach", fields=fields))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ..config import Config
 from ..model import GpuId, GpuReport, Run
 from ..units import watts_to_mw
 from .ledger import NS_PER_S, default_worst_mw, missing_gpus_mw, prior_of, worst_by_gpu
 from .state import NodeView, RunView, State
+
+GpuKey: TypeAlias = tuple[str, GpuId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,27 +25,33 @@ class Gpu:
     park_mw: int
     commandable: bool
 
+    @property
+    def key(self) -> GpuKey:
+        return self.node, self.report.uuid
+
 
 @dataclass(frozen=True, slots=True)
 class SiteView:
-    """All GPUs, and what the site draws beside them.
+    """All GPUs by node and UUID (a node may name what it likes), and what the site draws beside them.
 
     ``constant_mw`` is the worst case of everything that is not in ``gpus`` or cannot be commanded; ``fixed_mw`` is
-    node overhead, unmanaged load and reserve; ``silent`` names nodes counted at their worst though they should answer.
+    node overhead, unmanaged load and reserve; ``silent`` names nodes counted at their worst though they should answer;
+    ``shared``: see `shared_runs`.
     """
 
-    gpus: dict[GpuId, Gpu]
+    gpus: dict[GpuKey, Gpu]
     fixed_mw: int
     constant_mw: int
     uncapped_mw: int
     silent: tuple[str, ...]
+    shared: frozenset[Run]
 
 
 def look(state: State, config: Config, now_ns: int) -> SiteView:
     """Read the state of all nodes at ``now_ns`` into one view."""
     enforced_somewhere = any(node.mode == "enforce" for node in state.nodes.values())
     shared = shared_runs(state)
-    gpus: dict[GpuId, Gpu] = {}
+    gpus: dict[GpuKey, Gpu] = {}
     constant_mw = uncapped_mw = 0
     silent: list[str] = []
     for node in state.nodes.values():
@@ -56,27 +66,35 @@ def look(state: State, config: Config, now_ns: int) -> SiteView:
         constant_mw += missing_gpus_mw(node)
         uncapped_mw += missing_gpus_mw(node) + sum(prior_of(gpu) for gpu in node.report.gpus)
         worst = worst_by_gpu(node, now_ns, config.times.report_age_s)
+        park_mw = node_park_mw(node.report.gpus, config)
         for gpu in node.report.gpus:
+            is_shared = not shared.isdisjoint(gpu.runs)
             commandable = usable and gpu.ceiling_mw is not None and gpu.prior_mw is not None and not gpu.fault
-            commandable = commandable and not shared.intersection(gpu.runs)
-            seen = Gpu(node.name, gpu, worst[gpu.uuid], park_cap_mw(gpu, config), commandable)
-            gpus[gpu.uuid] = seen
+            commandable = commandable and not is_shared
+            seen = Gpu(node.name, gpu, worst[gpu.uuid], parked_mw(gpu, park_mw), commandable)
+            gpus[node.name, gpu.uuid] = seen
             if not commandable:
-                uncapped = node.mode == "observe" or bool(shared.intersection(gpu.runs))
+                uncapped = node.mode == "observe" or is_shared
                 constant_mw += max(seen.worst_mw, prior_of(gpu)) if uncapped else seen.worst_mw
     fixed_mw = (
         sum(node.overhead_mw for node in state.nodes.values())
         + watts_to_mw(config.policy.unmanaged_w)
         + watts_to_mw(config.policy.reserve_w)
     )
-    return SiteView(gpus, fixed_mw, constant_mw, uncapped_mw, tuple(silent))
+    return SiteView(gpus, fixed_mw, constant_mw, uncapped_mw, tuple(silent), shared)
 
 
-def park_cap_mw(gpu: GpuReport, config: Config) -> int:
-    """The park cap of this GPU: the site's, within the device's range; by default the device minimum."""
-    if config.policy.park_cap_w is None:
-        return gpu.min_mw
-    return min(gpu.max_mw, max(gpu.min_mw, watts_to_mw(config.policy.park_cap_w)))
+def node_park_mw(gpus: Iterable[GpuReport], config: Config) -> int:
+    """The park cap in a node's plan: the site's, else the lowest that each of its GPUs accepts. Zero without GPUs."""
+    known = tuple(gpus)
+    lowest_mw = max((gpu.min_mw for gpu in known), default=0)
+    most_mw = max((gpu.max_mw for gpu in known), default=0)
+    return min(max(lowest_mw, watts_to_mw(config.policy.park_cap_w or 0)), most_mw)
+
+
+def parked_mw(gpu: GpuReport, park_mw: int) -> int:
+    """Where this GPU stands under its node's park cap: within its range, and never above its prior limit."""
+    return min(max(park_mw, gpu.min_mw), gpu.max_mw, prior_of(gpu))
 
 
 def node_answers(node: NodeView, config: Config, now_ns: int) -> bool:
@@ -100,24 +118,29 @@ def shared_runs(state: State) -> frozenset[Run]:
     """Admitted runs with a GPU that another admitted run uses too. Nobody is slowed by a neighbour's plan: they stay
     uncapped.
 
-    A run that is not admitted has no say: a job file that came, or stayed behind, in a window must lift no cap.
+    A run that is not admitted has no say: a job file that came, or stayed behind, in a window must lift no cap. Nor has
+    a node over runs that Slurm has elsewhere.
     """
-    admitted = {run for run, view in state.runs.items() if view.phase == "admitted"}
     shared: set[Run] = set()
-    for node in state.nodes.values():
-        for gpu in node.report.gpus if node.report is not None else ():
-            here = admitted.intersection(gpu.runs)
-            if len(here) > 1:
-                shared.update(here)
+    first: dict[GpuKey, Run] = {}
+    for run, view in state.runs.items():
+        for key in gpus_of(view) if view.phase == "admitted" else ():
+            if first.setdefault(key, run) != run:
+                shared.update((run, first[key]))
     return frozenset(shared)
 
 
-def gpus_of(run: RunView) -> set[GpuId]:
+def gpus_of(run: RunView) -> set[GpuKey]:
     """All GPUs of a run, on all its nodes."""
-    return {uuid for uuids in run.gpus.values() for uuid in uuids}
+    return {(name, uuid) for name, uuids in run.gpus.items() for uuid in uuids}
+
+
+def gpus_on(run: RunView, node: str, site: SiteView) -> list[Gpu]:
+    """The GPUs of a run on one of its nodes, as far as that node reports them."""
+    found = (site.gpus.get((node, uuid)) for uuid in run.gpus.get(node, ()))
+    return [gpu for gpu in found if gpu is not None]
 
 
 def commandable_gpus(run: RunView, site: SiteView) -> list[Gpu]:
     """The GPUs of a run that a plan can reach."""
-    found = (site.gpus.get(uuid) for uuids in run.gpus.values() for uuid in uuids)
-    return [gpu for gpu in found if gpu is not None and gpu.commandable]
+    return [gpu for node in run.gpus for gpu in gpus_on(run, node, site) if gpu.commandable]

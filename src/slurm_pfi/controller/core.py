@@ -11,11 +11,21 @@ from ..config import Config
 from ..model import Report, Run, RunReport
 from ..slurm.backend import JobInfo
 from .announce import admitted_fields
-from .budget import park_cap_mw
 from .ledger import NS_PER_S, still_outstanding
 from .planning import plan_cycle
-from .runs import effective_flex, misplaced, observe_baseline, run_over
+from .runs import (
+    contradiction,
+    doubt,
+    effective_flex,
+    misplaced,
+    observe_baseline,
+    run_over,
+    taken,
+    uids,
+    was_raised,
+)
 from .science import Science
+from .sound import refusal, sound
 from .state import (
     Action,
     AllJobsRead,
@@ -40,6 +50,8 @@ from .tags import due_tags, tag_written
 
 RETRY_READ_S = 5.0  # Slurm could not be asked about a run: ask again after this long
 READ_FOREVER_S = 60.0  # a run that Slurm contradicts is asked about again this often
+EPOCH_GAP_S = 5.0  # a node that claims ever higher epochs must not unfence the whole site all the time
+MAX_STRANGERS = 1024  # refused nodes that are remembered, so that each is told of once
 
 Result = tuple[State, list[Action]]
 
@@ -103,11 +115,16 @@ class Core:
         report = event.report
         node = state.nodes.get(report.node)
         if node is None or report.cluster != self.config.cluster:
-            fields = {"node": report.node, "cluster": report.cluster, "reason": "no node set names it"}
-            return state, [Audit(event="report_refused", fields=fields)]
+            return _refused(state, report, "no node set names it")
+        if reason := refusal(report):
+            return _refused(state, report, reason)
+        if _overtaken(node, report):
+            return state, []
+        report = sound(report, node)
         actions: list[Action] = []
-        if report.highest_epoch > state.epoch:
+        if report.highest_epoch > state.epoch and now_ns >= state.epoch_due_ns:
             actions.append(NeedEpoch(above=report.highest_epoch))
+            state = msgspec.structs.replace(state, epoch_due_ns=now_ns + round(EPOCH_GAP_S * NS_PER_S))
         first = node.report is None or node.report.id.agent_id != report.id.agent_id
         state, told = self._take_runs(state, report, now_ns, first=first)
         actions.extend(told)
@@ -119,19 +136,27 @@ class Core:
         actions: list[Action] = []
         runs = dict(state.runs)
         present = {run.run for run in report.runs}
-        for run_report in report.runs:
+        before = state.nodes[report.node].report
+        known = {run.run for run in before.runs} if before is not None else set()
+        # The newest first: where two runs claim one GPU, the older job's file has most likely stayed behind.
+        for run_report in sorted(report.runs, key=lambda run_report: run_report.run, reverse=True):
             view = runs.get(run_report.run)
             # A run without GPUs is no business of ours; one that had some keeps them until the node tells others.
             if not run_report.gpus or run_report.run.cluster != self.config.cluster:
                 continue
             if view is None:
-                view, told = self._newcomer(state, report, run_report, now_ns, first=first)
+                view, told = self._newcomer(state, runs, report, run_report, now_ns, first=first)
                 actions.extend(told)
-                runs = _doubted(runs, report.node, run_report, now_ns)
+                doubt(runs, report, run_report, now_ns)
+            elif view.job is not None and report.node not in view.gpus:
+                wrong = contradiction(view.job, report.node, run_report.uid)
+                if wrong:
+                    if run_report.run not in known:
+                        actions.append(_run_refused(view.run, wrong))
+                    continue
             view = msgspec.structs.replace(view, gpus={**view.gpus, report.node: run_report.gpus})
             runs[run_report.run] = self._measure(view, report, run_report, now_ns)
-        before = state.nodes[report.node].report
-        for run in {known.run for known in before.runs} - present if before is not None else ():
+        for run in known - present:
             view = runs.get(run)
             if view is None or report.node not in view.gpus:
                 continue
@@ -144,7 +169,14 @@ class Core:
         return msgspec.structs.replace(state, runs=runs), actions
 
     def _newcomer(
-        self, state: State, report: Report, run_report: RunReport, now_ns: int, *, first: bool
+        self,
+        state: State,
+        runs: dict[Run, RunView],
+        report: Report,
+        run_report: RunReport,
+        now_ns: int,
+        *,
+        first: bool,
     ) -> tuple[RunView, list[Action]]:
         """A run not known so far. Inside a window it waits for power, unless it was there before we were."""
         run = run_report.run
@@ -158,7 +190,7 @@ class Core:
         older = [known for known in state.runs if known.job_id == run.job_id and known.restart > run.restart]
         if older:
             return msgspec.structs.replace(view, phase="gone", read_due_ns=None), []
-        raised = _was_raised(report, run, self.config)
+        raised = was_raised(report, run, self.config) and not taken(runs, report, run_report)
         in_window = state.window is not None or not state.planned
         if not in_window or (first and raised):
             # Slurm may be slow or down: until it answers, the site's default flex counts, never less than that.
@@ -212,13 +244,20 @@ class Core:
     def _identified(
         self, state: State, view: RunView, job: JobInfo, now_ns: int
     ) -> tuple[RunView, list[Action]]:
-        wrong = misplaced(view, job, tuple(view.gpus), _uids(state, view.run))
+        strangers = {
+            name: wrong for name, uid in uids(state, view).items() if (wrong := contradiction(job, name, uid))
+        }
+        wrong = misplaced(view.run, job) or (
+            "; ".join(strangers.values()) if view.gpus.keys() <= strangers.keys() else ""
+        )
         if wrong:
             again_ns = now_ns + round(READ_FOREVER_S * NS_PER_S)
             said = wrong != view.refusal
             view = msgspec.structs.replace(view, phase="refused", refusal=wrong, read_due_ns=again_ns)
-            fields = {"run": str(view.run), "reason": wrong}
-            return view, [Audit(event="run_refused", fields=fields)] if said else []
+            return view, [_run_refused(view.run, wrong)] if said else []
+        # What a node claims that Slurm did not give it does not touch the run where it really is.
+        told: list[Action] = [_run_refused(view.run, reason) for reason in strangers.values()]
+        gpus = {name: uuids for name, uuids in view.gpus.items() if name not in strangers}
         flex, note = effective_flex(view.user_flex, job, self.config)
         phase = "waiting" if view.started_in_window and view.phase in ("new", "refused") else view.phase
         if phase in ("new", "refused"):
@@ -230,6 +269,7 @@ class Core:
         view = msgspec.structs.replace(
             view,
             job=job,
+            gpus=gpus,
             flex=flex,
             flex_note=note,
             phase=phase,
@@ -238,8 +278,8 @@ class Core:
             tag_due_ns=tag_due_ns,
         )
         if phase == "admitted" and changed:
-            return view, [Audit(event="admitted", fields=admitted_fields(view))]
-        return view, []
+            told.append(Audit(event="admitted", fields=admitted_fields(view)))
+        return view, told
 
     @_on.register
     def _all_jobs(self, event: AllJobsRead, state: State, now_ns: int) -> Result:
@@ -294,31 +334,27 @@ def _node_after(node: NodeView, report: Report, priors: dict[str, int], epoch: i
     return msgspec.structs.replace(node, outstanding=still_outstanding(node))
 
 
-def _doubted(runs: dict[Run, RunView], node: str, newcomer: RunReport, now_ns: int) -> dict[Run, RunView]:
-    """Ask Slurm again about runs whose GPUs a newcomer has: one of them has ended, and its file stayed behind."""
-    return {
-        run: msgspec.structs.replace(view, read_due_ns=now_ns)
-        if view.phase != "gone" and set(newcomer.gpus).intersection(view.gpus.get(node, ()))
-        else view
-        for run, view in runs.items()
-    }
-
-
-def _was_raised(report: Report, run: Run, config: Config) -> bool:
-    """Whether a GPU of the run is above the park cap: then there was no window, or somebody admitted it before us."""
-    return any(
-        run in gpu.runs and (gpu.enforced_mw is None or gpu.enforced_mw > park_cap_mw(gpu, config))
-        for gpu in report.gpus
+def _overtaken(node: NodeView, report: Report) -> bool:
+    """Whether a later report of the same agent is known already."""
+    return (
+        node.report is not None
+        and (node.report.id.boot_id, node.report.id.agent_id) == (report.id.boot_id, report.id.agent_id)
+        and report.id.seq <= node.report.id.seq
     )
 
 
-def _uids(state: State, run: Run) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for name, node in state.nodes.items():
-        for run_report in node.report.runs if node.report is not None else ():
-            if run_report.run == run:
-                found[name] = run_report.uid
-    return found
+def _refused(state: State, report: Report, reason: str) -> Result:
+    """A report that is not taken, told of once for each node and reason."""
+    told = (report.cluster, report.node, reason)
+    if told in state.strangers or len(state.strangers) >= MAX_STRANGERS:
+        return state, []
+    fields = {"node": report.node, "cluster": report.cluster, "reason": reason}
+    state = msgspec.structs.replace(state, strangers=state.strangers | {told})
+    return state, [Audit(event="report_refused", fields=fields)]
+
+
+def _run_refused(run: Run, reason: str) -> Audit:
+    return Audit(event="run_refused", fields={"run": str(run), "reason": reason})
 
 
 def _ended(view: RunView, reason: str) -> dict[str, object]:

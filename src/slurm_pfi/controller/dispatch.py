@@ -9,7 +9,7 @@ import msgspec
 
 from ..config import Config
 from ..model import Plan, PlanId, PlanStep, Run, RunCap
-from .budget import SiteView, shared_runs
+from .budget import SiteView, node_park_mw
 from .ledger import NS_PER_S
 from .state import Action, Audit, NodeView, RunView, SendPlan, SentPlan, State
 
@@ -17,6 +17,9 @@ SAME_TIME_S = 0.5  # steps of two plans that begin this close to each other are 
 RESEND_S = 1.0  # a plan that was not accepted is sent again, as the answer to a newer report
 REFRESH_S = 30.0  # inside a window a plan is renewed this often, so that clocks and leases do not drift
 KEPT_OUTSTANDING = 64
+# Unanswered plans beyond these go out only once each RESEND_S. So the oldest of KEPT_OUTSTANDING is too old to be taken
+# by any node, and may be forgotten.
+HASTY_PLANS = 16
 
 
 Caps: TypeAlias = dict[tuple[Run, str], int]
@@ -40,7 +43,6 @@ def dispatch(
     actions: list[Action] = []
     nodes = dict(state.nodes)
     seq = state.next_seq
-    unplannable = shared_runs(state)
     runs_by_node: dict[str, list[RunView]] = {}
     for view in state.runs.values():
         for name in view.gpus:
@@ -59,15 +61,15 @@ def dispatch(
             answers=report.id,
             mode=node.mode,
             reason=reason,
-            steps=_node_steps(node, runs, site, steps, unplannable),
+            steps=_node_steps(node, runs, config, steps, site.shared),
             priors={gpu.uuid: node.priors[gpu.uuid] for gpu in report.gpus if gpu.uuid in node.priors},
             gone=tuple(sorted(view.run for view in runs if view.phase == "gone")),
         )
         if not _is_due(node, plan, now_ns):
             continue
         seq += 1
-        outstanding = (*node.outstanding, SentPlan(plan=plan, sent_ns=now_ns))[-KEPT_OUTSTANDING:]
-        nodes[name] = msgspec.structs.replace(node, outstanding=outstanding)
+        sent = SentPlan(plan=plan, sent_ns=now_ns)
+        nodes[name] = msgspec.structs.replace(node, outstanding=_kept((*node.outstanding, sent), report.held))
         actions.append(Audit(event="plan_sent", fields=_told(plan)))
         actions.append(SendPlan(plan=plan))
     return msgspec.structs.replace(state, nodes=nodes, next_seq=seq), actions
@@ -76,13 +78,11 @@ def dispatch(
 def _node_steps(
     node: NodeView,
     runs: list[RunView],
-    site: SiteView,
+    config: Config,
     steps: tuple[CapsStep, ...],
     unplannable: frozenset[Run],
 ) -> tuple[PlanStep, ...]:
-    report = node.report
-    parks = [site.gpus[gpu.uuid].park_mw for gpu in (report.gpus if report else ()) if gpu.uuid in site.gpus]
-    park_mw = max(parks, default=node.gpu_max_mw)
+    park_mw = node_park_mw(node.report.gpus if node.report is not None else (), config)
     made: list[PlanStep] = []
     for step in steps:
         if not step.parked:
@@ -97,11 +97,21 @@ def _node_steps(
     return tuple(made)
 
 
+def _kept(outstanding: tuple[SentPlan, ...], held: PlanId | None) -> tuple[SentPlan, ...]:
+    """The plans that may still act: the one held, whose steps ahead count for ever, and the youngest."""
+    if len(outstanding) <= KEPT_OUTSTANDING:
+        return outstanding
+    holding = tuple(sent for sent in outstanding[:1] if sent.plan.id == held)
+    return (*holding, *outstanding[len(holding) - KEPT_OUTSTANDING :])
+
+
 def _is_due(node: NodeView, plan: Plan, now_ns: int) -> bool:
     if not node.outstanding:
         return True
     last = node.outstanding[-1]
     age_s = (now_ns - last.sent_ns) / NS_PER_S
+    if len(node.outstanding) > HASTY_PLANS and age_s < RESEND_S:
+        return False
     if not _says_the_same(last.plan, plan, age_s):
         return True
     held = node.report.held if node.report is not None else None
@@ -112,7 +122,9 @@ def _is_due(node: NodeView, plan: Plan, now_ns: int) -> bool:
 
 
 def _says_the_same(old: Plan, new: Plan, age_s: float) -> bool:
-    if (old.mode, old.priors, old.gone, len(old.steps)) != (new.mode, new.priors, new.gone, len(new.steps)):
+    if (old.id.epoch, old.mode, old.priors, old.gone) != (new.id.epoch, new.mode, new.priors, new.gone):
+        return False
+    if len(old.steps) != len(new.steps):
         return False
     for before, after in zip(old.steps, new.steps, strict=True):
         if (before.park_cap_mw, before.caps, before.lease) != (after.park_cap_mw, after.caps, after.lease):

@@ -23,32 +23,33 @@ def prior_of(gpu: GpuReport) -> int:
 
 
 def default_worst_mw(node: NodeView) -> int:
-    """All GPUs of a node that says nothing: the default limits it last told, or what the site declares."""
+    """All GPUs of a node that says nothing: the highest of default, prior and last limit, or what the site declares."""
     if node.report is None:
         return node.gpus * node.gpu_max_mw
-    told_mw = sum(max(gpu.default_mw, gpu.ceiling_mw or 0) for gpu in node.report.gpus)
+    told_mw = sum(max(gpu.default_mw, prior_of(gpu), gpu.ceiling_mw or 0) for gpu in node.report.gpus)
     missing = max(0, node.gpus - len(node.report.gpus))
     return told_mw + missing * node.gpu_max_mw
 
 
 def gpu_worst_mw(node: NodeView, gpu: GpuReport, now_ns: int, late_s: float) -> int:
-    """The most that the limit of this GPU can be now, in mW, never above its maximum."""
+    """The most that the limit of this GPU can be now, in mW; unread: its maximum."""
     if gpu.ceiling_mw is None:
         return gpu.max_mw
     worst_mw = gpu.ceiling_mw
-    if not node.fenced and node.report is not None and node.report.held is not None:
+    # Before it holds a plan of ours another commander's may be under way; a released node says so before it raises.
+    if not node.fenced or (node.report is not None and node.report.released):
         worst_mw = max(worst_mw, prior_of(gpu))
     for sent in node.outstanding:
         for step in _begun(sent, now_ns, late_s):
             worst_mw = max(worst_mw, planned_mw(sent.plan, step, gpu))
-    return min(worst_mw, gpu.max_mw)
+    return worst_mw
 
 
 def planned_mw(plan: Plan, step: PlanStep, gpu: GpuReport) -> int:
     """What a step of a plan allows this GPU: the highest of its runs' caps and of the park cap, else its prior.
 
     A run of the GPU that the plan does not name is parked, and so is the GPU once its runs have gone; so the park cap
-    counts always.
+    counts always. No node sets a cap above a GPU's prior limit.
     """
     if plan.mode == "observe" or step.park_cap_mw is None:
         return prior_of(gpu)
@@ -56,7 +57,7 @@ def planned_mw(plan: Plan, step: PlanStep, gpu: GpuReport) -> int:
     for cap in step.caps:
         if cap.run in gpu.runs:
             allowed_mw = max(allowed_mw, prior_of(gpu) if cap.cap_mw is None else cap.cap_mw)
-    return allowed_mw
+    return min(allowed_mw, prior_of(gpu))
 
 
 def missing_gpus_mw(node: NodeView) -> int:

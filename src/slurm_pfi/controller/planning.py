@@ -15,13 +15,14 @@ from ..model import GpuReport, Run
 from ..store.limits import ScheduleStep, schedule
 from ..units import format_power
 from .announce import admission_audits, floor_audits, late_starters
-from .budget import Gpu, SiteView, commandable_gpus, gpus_of, look, shared_runs
+from .budget import Gpu, SiteView, commandable_gpus, gpus_of, gpus_on, look
 from .dispatch import Caps, CapsStep, dispatch
-from .ledger import NS_PER_S
+from .ledger import NS_PER_S, prior_of
 from .runs import demand_of
 from .science import Science
 from .state import Action, Audit, RunView, State, WindowView
 
+HOLD_MARGIN_S = 10.0
 SHORTFALL_STEP_MW = 1000  # a shortfall that shrinks is told anew by the watt, one that grows at once
 
 
@@ -44,13 +45,17 @@ def plan_cycle(
 
     With limits that could not be read nothing changes: the last plans stay in force on the nodes.
     """
-    if not state.limits_known:
+    if not state.limits_known and not state.off:
         return state, []
     steps = (
         (ScheduleStep(starts_in_s=0.0, limit_mw=None, emergency_mw=None),)
         if state.off
         else schedule(
-            state.limits, now_unix_s, horizon_s=config.times.max_hold_s, lead_s=config.times.response_s
+            # Short of the end of a lease, so that no step begins together with it.
+            state.limits,
+            now_unix_s,
+            horizon_s=max(0.0, config.times.max_hold_s - HOLD_MARGIN_S),
+            lead_s=config.times.response_s,
         )
     )
     site = look(state, config, now_ns)
@@ -90,10 +95,9 @@ def _closed(
     }
     actions.extend(admission_audits(state.runs, runs))
     state = msgspec.structs.replace(state, window=None, runs=runs, infeasible_said=(0, ()))
-    ahead = _steps_ahead(state, config, science, site, steps, CapsStep(0.0, {}, parked=False))
-    state, sent = dispatch(
-        state, config, site, (CapsStep(0.0, {}, parked=False), *ahead), "no window", now_ns
-    )
+    now = CapsStep(0.0, {}, parked=False)
+    ahead = _steps_ahead(state, config, science, site, steps, now)
+    state, sent = dispatch(state, config, site, (now, *ahead), "no window", now_ns)
     return state, actions + sent
 
 
@@ -130,7 +134,7 @@ def _open(
             "committed_mw": window.committed_mw,
         }
         actions.append(Audit(event="window", fields=fields))
-    runs = _runs_after(state, shares, caps, now_ns)
+    runs = _runs_after(state, site, shares, caps, now_ns)
     actions.extend(admission_audits(state.runs, runs))
     said = state.infeasible_said
     now_said = (shares.shortfall_mw, site.silent if shares.shortfall_mw else ())
@@ -164,7 +168,7 @@ def share(state: State, config: Config, science: Science, site: SiteView, step: 
     demands: list[RunDemand] = []
     used: list[tuple[Gpu, ...]] = []
     floors_mw = 0
-    claimed = {uuid for view in state.runs.values() if view.phase == "admitted" for uuid in gpus_of(view)}
+    claimed = {key for view in state.runs.values() if view.phase == "admitted" for key in gpus_of(view)}
     for view in sorted(state.runs.values(), key=_admission_order):
         gpus = commandable_gpus(view, site)
         if not gpus or view.phase not in ("admitted", "waiting"):
@@ -221,23 +225,29 @@ def _safe_caps(state: State, site: SiteView, shares: Shares) -> Caps:
             parts.setdefault((demand.run, gpu.node), []).append(gpu)
     if all(node.mode == "observe" for node in state.nodes.values()):
         return {part: targets[part[0]] for part in parts}
-    of_runs = {gpu.report.uuid for gpus in shares.gpus for gpu in gpus}
+    of_runs = {gpu.key for gpus in shares.gpus for gpu in gpus}
     others_mw = sum(
         max(gpu.worst_mw, gpu.park_mw)
-        for gpu in site.gpus.values()
-        if gpu.commandable and gpu.report.uuid not in of_runs
+        for key, gpu in site.gpus.items()
+        if gpu.commandable and key not in of_runs
     )
     held: list[HeldCap] = []
+    constant_mw = 0
     for (run, node), reached in parts.items():
-        sent_mw = state.runs[run].sent_mw.get(node)
+        view = state.runs[run]
+        sent_mw = view.sent_mw.get(node)
         if sent_mw is None:
             sent_mw = max(gpu.report.requested_mw or gpu.report.max_mw for gpu in reached)
-        held.append(HeldCap(run, tuple(gpu.worst_mw for gpu in reached), targets[run], sent_mw))
+        # A faulty GPU beside them is counted among the constants; but it may recover, and then follows this cap too.
+        beside = [gpu for gpu in gpus_on(view, node, site) if not gpu.commandable]
+        constant_mw += sum(gpu.worst_mw for gpu in beside)
+        worst_mw = tuple(gpu.worst_mw for gpu in (*reached, *beside))
+        held.append(HeldCap(run, worst_mw, targets[run], sent_mw))
     # share() left the runs' own park caps in its budget; what remains beside them are the others, at their worst.
     parked_mw = sum(gpu.park_mw for gpu in site.gpus.values() if gpu.commandable) - sum(
         gpu.park_mw for gpus in shares.gpus for gpu in gpus
     )
-    budget_mw = shares.budget_mw + shares.shortfall_mw + parked_mw - others_mw
+    budget_mw = shares.budget_mw + shares.shortfall_mw + parked_mw - others_mw + constant_mw
     return dict(zip(parts, next_caps(held, budget_mw), strict=True))
 
 
@@ -250,30 +260,28 @@ def _unreached_caps(state: State, config: Config, science: Science, site: SiteVi
     for view in state.runs.values():
         if view.phase != "admitted":
             continue
-        for node, uuids in view.gpus.items():
-            gpus = [gpu for uuid in uuids if (gpu := site.gpus.get(uuid)) is not None]
+        for node in view.gpus:
+            gpus = gpus_on(view, node, site)
             if gpus and not any(gpu.commandable for gpu in gpus):
                 cap_mw = view.sent_mw.get(node)
                 if cap_mw is None:
                     cap_mw = lowest_cap_mw(_demand(view, gpus, config, science))
-                # Never a raise: no more than what these GPUs are counted at already.
-                caps[view.run, node] = min(cap_mw, max(gpu.worst_mw for gpu in gpus))
+                # Never a raise: no more than what each of these GPUs is counted at already.
+                bounds_mw = (gpu.worst_mw for gpu in gpus if gpu.worst_mw < prior_of(gpu.report))
+                caps[view.run, node] = min(cap_mw, *bounds_mw, cap_mw)
     return caps
 
 
 def _committed(site: SiteView, shares: Shares) -> int:
     """The sum of all caps that are aimed at, with everything that cannot be commanded at its worst."""
-    of_runs = {gpu.report.uuid for gpus in shares.gpus for gpu in gpus}
-    parked_mw = sum(
-        gpu.park_mw for gpu in site.gpus.values() if gpu.commandable and gpu.report.uuid not in of_runs
-    )
+    of_runs = {gpu.key for gpus in shares.gpus for gpu in gpus}
+    parked_mw = sum(gpu.park_mw for key, gpu in site.gpus.items() if gpu.commandable and key not in of_runs)
     runs_mw = sum(d.gpus * cap for d, cap in zip(shares.demands, shares.allocation.caps_mw, strict=True))
     return site.constant_mw + parked_mw + runs_mw
 
 
-def _runs_after(state: State, shares: Shares, caps: Caps, now_ns: int) -> dict[Run, RunView]:
+def _runs_after(state: State, site: SiteView, shares: Shares, caps: Caps, now_ns: int) -> dict[Run, RunView]:
     runs = dict(state.runs)
-    unplannable = shared_runs(state)
     sent: dict[Run, dict[str, int]] = {}
     for (run, node), cap_mw in caps.items():
         sent.setdefault(run, {})[node] = cap_mw
@@ -281,7 +289,7 @@ def _runs_after(state: State, shares: Shares, caps: Caps, now_ns: int) -> dict[R
     for run, view in state.runs.items():
         i = place.get(run)
         if i is None:
-            if view.phase == "waiting" or run in unplannable:
+            if view.phase == "waiting" or run in site.shared:
                 runs[run] = _uncommanded(view, now_ns)
             continue
         demand = shares.demands[i]

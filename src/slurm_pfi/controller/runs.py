@@ -10,10 +10,11 @@ from ..allocation.problem import RunDemand
 from ..config import Config
 from ..elasticity.curve import ElasticityCurve
 from ..flex import FlexError, parse_flex
-from ..model import Flex, GpuReport, Run, RunReport
+from ..model import Flex, GpuReport, Report, Run, RunReport
 from ..slurm.backend import JobInfo
+from .budget import node_park_mw, parked_mw
 from .ledger import NS_PER_S, prior_of
-from .state import Baseline, NodeView, RunView
+from .state import Baseline, NodeView, RunView, State
 
 KEPT_SAMPLES = 240
 TOP_SHARE = 0.1  # arXiv 2609.11542: draw and throughput are the mean of the top 10 % of samples
@@ -60,16 +61,63 @@ def run_over(run: Run, job: JobInfo) -> str:
     return ""
 
 
-def misplaced(run: RunView, job: JobInfo, nodes: tuple[str, ...], uid_by_node: dict[str, int]) -> str:
-    """Why Slurm's own record contradicts what nodes reported of this run; empty when it does not."""
-    strangers = [node for node in nodes if node not in job.nodes]
-    if strangers:
-        return f"reported by {', '.join(strangers)}, where Slurm does not run it"
-    if job.restart != run.run.restart:
-        return f"Slurm knows restart {job.restart} of it"
-    if any(uid != job.user_id for uid in uid_by_node.values()):
-        return "reported for another user than Slurm's"
+def misplaced(run: Run, job: JobInfo) -> str:
+    """Why Slurm's own record is of another run of this job; empty when it is this one."""
+    return f"Slurm knows restart {job.restart} of it" if job.restart != run.restart else ""
+
+
+def contradiction(job: JobInfo, node: str, uid: int) -> str:
+    """Why a node's word on a run contradicts Slurm's own; empty when it does not."""
+    if node not in job.nodes:
+        return f"reported by {node}, where Slurm does not run it"
+    if uid != job.user_id:
+        return f"reported by {node} for another user than Slurm's"
     return ""
+
+
+# -------------------------------------------------------------------------------- who was there, whose are they
+
+
+def _sharers(runs: dict[Run, RunView], report: Report, newcomer: RunReport) -> list[RunView]:
+    """The runs known on this node that have a GPU of the newcomer's."""
+    others = (runs.get(other.run) for other in report.runs if other.run != newcomer.run)
+    return [
+        view
+        for view in others
+        if view is not None and not set(newcomer.gpus).isdisjoint(view.gpus.get(report.node, ()))
+    ]
+
+
+def taken(runs: dict[Run, RunView], report: Report, newcomer: RunReport) -> bool:
+    """Whether a GPU of the newcomer is an admitted run's: then it is no proof that the newcomer was admitted too."""
+    return any(view.phase == "admitted" for view in _sharers(runs, report, newcomer))
+
+
+def doubt(runs: dict[Run, RunView], report: Report, newcomer: RunReport, now_ns: int) -> None:
+    """Ask Slurm again about runs whose GPUs a newcomer has: one of them has ended, and its file stayed behind."""
+    for view in _sharers(runs, report, newcomer):
+        if view.phase != "gone":
+            runs[view.run] = msgspec.structs.replace(view, read_due_ns=now_ns)
+
+
+def was_raised(report: Report, run: Run, config: Config) -> bool:
+    """Whether a GPU of the run is above the park cap: then there was no window, or somebody admitted it before us."""
+    park_mw = node_park_mw(report.gpus, config)
+    return any(
+        run in gpu.runs and (gpu.enforced_mw is None or gpu.enforced_mw > parked_mw(gpu, park_mw))
+        for gpu in report.gpus
+    )
+
+
+def uids(state: State, view: RunView) -> dict[str, int]:
+    """The user that each node of a run reports it for."""
+    found: dict[str, int] = {}
+    for name in view.gpus:
+        node = state.nodes.get(name)
+        for run_report in node.report.runs if node is not None and node.report is not None else ():
+            if run_report.run == view.run:
+                found[name] = run_report.uid
+    return found
 
 
 # -------------------------------------------------------------------------------------------------- baseline

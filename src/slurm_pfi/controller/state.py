@@ -102,6 +102,7 @@ class State(Frozen, frozen=True, kw_only=True):
     """All of it. ``off`` is the red button: nothing is commanded and every cap is given back.
 
     ``planned`` is False until the first planning cycle: before it nobody knows whether a window is open.
+    ``strangers``: (cluster, node, reason) of reports refused and told of. ``epoch_due_ns``: no new epoch before.
     """
 
     epoch: int
@@ -115,6 +116,8 @@ class State(Frozen, frozen=True, kw_only=True):
     runs: dict[Run, RunView] = {}
     window: WindowView | None = None
     infeasible_said: tuple[int, tuple[str, ...]] = (0, ())
+    strangers: frozenset[tuple[str, str, str]] = frozenset()
+    epoch_due_ns: int = 0
     full_read_due_ns: int = 0
     reading_all: bool = False
 
