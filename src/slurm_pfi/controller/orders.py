@@ -17,7 +17,7 @@ from ..store.limits import LimitError, ScheduleStep
 from ..store.sealed import UnreadableError
 from ..units import format_power
 from .budget import look
-from .planning import share
+from .shares import candidates, share
 from .state import LimitsChanged
 from .views import limit_view, run_view, site_view
 
@@ -155,7 +155,8 @@ class Orders:
             return f"it binds nothing: the site draws at most {format_power(worst_mw)} without caps"
         emergency_mw = order.limit_mw if order.class_ == "emergency" else None
         step = ScheduleStep(starts_in_s=0.0, limit_mw=order.limit_mw, emergency_mw=emergency_mw)
-        shares = share(state, config, control.core.science, site, step)
+        asking = candidates(state, config, control.core.science, site)
+        shares = share(asking, config.policy.name, site, step)
         silent = f"; counted at their worst, not answering: {', '.join(site.silent)}" if site.silent else ""
         if shares.shortfall_mw:
             how = "at its floor" if emergency_mw is None else "as low as it goes"

@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
-from ..allocation.policies import allocate
-from ..allocation.problem import Allocation, Problem, RunDemand
-from ..allocation.rounding import lowest_cap_mw
 from ..allocation.transition import HeldCap, next_caps
 from ..config import Config
-from ..model import GpuReport, Run
+from ..model import Run
 from ..store.limits import ScheduleStep, schedule
 from ..units import format_power
 from .announce import admission_audits, floor_audits, late_starters
-from .budget import Gpu, SiteView, commandable_gpus, gpus_of, gpus_on, look
+from .budget import Gpu, SiteView, gpus_on, look
 from .dispatch import Caps, CapsStep, dispatch
-from .ledger import NS_PER_S, prior_of
-from .runs import demand_of
+from .ledger import NS_PER_S
 from .science import Science
+from .shares import Shares, candidates, share, unreached_caps
 from .state import Action, Audit, RunView, State, WindowView
 
 HOLD_MARGIN_S = 10.0
 SHORTFALL_STEP_MW = 1000  # a shortfall that shrinks is told anew by the watt, one that grows at once
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """What one limit step gives each run: target caps, and what is missing."""
-
-    demands: tuple[RunDemand, ...]
-    gpus: tuple[tuple[Gpu, ...], ...]
-    allocation: Allocation
-    admitted: frozenset[Run]
-    budget_mw: int
-    shortfall_mw: int
 
 
 def plan_cycle(
@@ -112,7 +95,7 @@ def _open(
     steps: tuple[ScheduleStep, ...],
     now_ns: int,
 ) -> tuple[State, list[Action]]:
-    shares = share(state, config, science, site, steps[0])
+    shares = share(candidates(state, config, science, site), config.policy.name, site, steps[0])
     caps = _safe_caps(state, site, shares)
     limit_mw = steps[0].limit_mw or 0
     window = WindowView(
@@ -151,64 +134,11 @@ def _open(
     runs, breaches = late_starters(runs, config, now_ns)
     actions.extend(breaches)
     state = msgspec.structs.replace(state, window=window, runs=runs, infeasible_said=said)
-    first = CapsStep(0.0, {**_unreached_caps(state, config, science, site), **caps}, parked=True)
+    first = CapsStep(0.0, {**unreached_caps(state, config, science, site), **caps}, parked=True)
     ahead = _steps_ahead(state, config, science, site, steps, first)
     reason = f"limit {format_power(limit_mw)}"
     state, sent = dispatch(state, config, site, (first, *ahead), reason, now_ns)
     return state, actions + sent
-
-
-def share(state: State, config: Config, science: Science, site: SiteView, step: ScheduleStep) -> Shares:
-    """Admit whom the budget of this limit step bears, and share it. Parked GPUs count at their park cap."""
-    taken_mw = site.fixed_mw + site.constant_mw
-    parked_mw = sum(gpu.park_mw for gpu in site.gpus.values() if gpu.commandable)
-    budget_mw = (step.limit_mw or 0) - taken_mw - parked_mw
-    hard_mw = None if step.emergency_mw is None else step.emergency_mw - taken_mw - parked_mw
-
-    demands: list[RunDemand] = []
-    used: list[tuple[Gpu, ...]] = []
-    floors_mw = 0
-    claimed = {key for view in state.runs.values() if view.phase == "admitted" for key in gpus_of(view)}
-    for view in sorted(state.runs.values(), key=_admission_order):
-        gpus = commandable_gpus(view, site)
-        if not gpus or view.phase not in ("admitted", "waiting"):
-            continue
-        if view.phase == "waiting":
-            if claimed & gpus_of(view):
-                continue  # they are another's still: it runs under that one's cap
-            claimed |= gpus_of(view)
-        demand = _demand(view, gpus, config, science)
-        park_mw = sum(gpu.park_mw for gpu in gpus)
-        floor_mw = demand.gpus * _whole_watts_up(demand.floor_mw)
-        # Once admitted its GPUs count at its own cap and no longer at the park cap.
-        if view.phase == "waiting" and floors_mw + floor_mw > budget_mw + park_mw:
-            continue
-        floors_mw += floor_mw
-        budget_mw += park_mw
-        hard_mw = None if hard_mw is None else hard_mw + park_mw
-        demands.append(demand)
-        used.append(tuple(gpus))
-
-    problem = Problem(tuple(demands), budget_mw, hard_mw)
-    allocation = allocate(problem, config.policy.name)
-    committed_mw = sum(d.gpus * cap for d, cap in zip(demands, allocation.caps_mw, strict=True))
-    shortfall_mw = max(0, committed_mw - budget_mw)
-    admitted = frozenset(demand.run for demand in demands)
-    return Shares(tuple(demands), tuple(used), allocation, admitted, budget_mw, shortfall_mw)
-
-
-def _demand(view: RunView, gpus: list[Gpu], config: Config, science: Science) -> RunDemand:
-    reports: list[GpuReport] = [gpu.report for gpu in gpus]
-    reduction = 0.0 if view.flex is None else science.greatest_reduction(view.flex.max_loss)
-    return demand_of(view, reports, science.mean, reduction, config.policy.draw_margin)
-
-
-def _admission_order(view: RunView) -> tuple[bool, int, Run]:
-    return (view.phase == "waiting", view.first_seen_ns, view.run)
-
-
-def _whole_watts_up(power_mw: int) -> int:
-    return -(-power_mw // 1000) * 1000
 
 
 def _safe_caps(state: State, site: SiteView, shares: Shares) -> Caps:
@@ -249,27 +179,6 @@ def _safe_caps(state: State, site: SiteView, shares: Shares) -> Caps:
     )
     budget_mw = shares.budget_mw + shares.shortfall_mw + parked_mw - others_mw + constant_mw
     return dict(zip(parts, next_caps(held, budget_mw), strict=True))
-
-
-def _unreached_caps(state: State, config: Config, science: Science, site: SiteView) -> Caps:
-    """Caps for admitted runs on GPUs that cannot be relied on: what was sent before, else their floor.
-
-    Such GPUs are counted at their worst. A plan that came through all the same must not park the run.
-    """
-    caps: Caps = {}
-    for view in state.runs.values():
-        if view.phase != "admitted":
-            continue
-        for node in view.gpus:
-            gpus = gpus_on(view, node, site)
-            if gpus and not any(gpu.commandable for gpu in gpus):
-                cap_mw = view.sent_mw.get(node)
-                if cap_mw is None:
-                    cap_mw = lowest_cap_mw(_demand(view, gpus, config, science))
-                # Never a raise: no more than what each of these GPUs is counted at already.
-                bounds_mw = (gpu.worst_mw for gpu in gpus if gpu.worst_mw < prior_of(gpu.report))
-                caps[view.run, node] = min(cap_mw, *bounds_mw, cap_mw)
-    return caps
 
 
 def _committed(site: SiteView, shares: Shares) -> int:
@@ -346,13 +255,16 @@ def _steps_ahead(
     """
     ahead: list[CapsStep] = []
     last = first
+    binding = any(_binds(step, site) for step in steps[1:])
+    asking = candidates(state, config, science, site) if binding else ()
+    unreached = unreached_caps(state, config, science, site) if binding else {}
     for step in steps[1:]:
         if not _binds(step, site):
             if last.parked:
                 last = CapsStep(step.starts_in_s, {}, parked=False)
                 ahead.append(last)
             continue
-        shares = share(state, config, science, site, step)
+        shares = share(asking, config.policy.name, site, step)
         caps = {
             (demand.run, gpu.node): min(cap_mw, last.caps.get((demand.run, gpu.node), cap_mw))
             for demand, cap_mw, gpus in zip(
@@ -361,7 +273,7 @@ def _steps_ahead(
             for gpu in gpus
             if not last.parked or (demand.run, gpu.node) in last.caps
         }
-        caps = {**_unreached_caps(state, config, science, site), **caps}
+        caps = {**unreached, **caps}
         if last.parked and caps == last.caps:
             continue
         last = CapsStep(step.starts_in_s, caps, parked=True)
