@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 from ClusterShell.NodeSet import NodeSet, NodeSetException
 
 from ..config import Config
 from ..units import watts_to_mw
-from .state import NodeView
+from .state import NodeView, State
 
 
 class ConfigNodesError(ValueError):
@@ -34,3 +35,48 @@ def declared_nodes(config: Config) -> dict[str, NodeView]:
                 mode=node_set.mode or config.mode,
             )
     return nodes
+
+
+def cannot_leave(state: State, declared: dict[str, NodeView]) -> str:
+    """Why a new config must wait: it would lift caps in a window, or leave a node with caps that nobody ends.
+
+    Empty if it may come into force.
+    """
+    for name, node in state.nodes.items():
+        new = declared.get(name)
+        if new is None and node.mode == "enforce" and _may_be_capped(node):
+            return f"node {name} may still hold caps of ours: set it to mode = 'observe' first, and take it out after"
+        if new is not None and state.window is not None and (node.mode, new.mode) == ("enforce", "observe"):
+            return (
+                f"mode = 'observe' would lift the caps of node {name} inside a window:"
+                " wait for its end, or say 'slurm-pfi off'"
+            )
+    return ""
+
+
+def with_nodes(state: State, declared: dict[str, NodeView]) -> State:
+    """The declared nodes with what is known of those that stay, and the runs on them."""
+    nodes = {}
+    for name, node in declared.items():
+        old = state.nodes.get(name)
+        nodes[name] = node
+        if old is not None:
+            nodes[name] = msgspec.structs.replace(
+                old, gpus=node.gpus, gpu_max_mw=node.gpu_max_mw, overhead_mw=node.overhead_mw, mode=node.mode
+            )
+    runs = {}
+    for run, view in state.runs.items():
+        gpus = {name: uuids for name, uuids in view.gpus.items() if name in nodes}
+        if gpus:
+            runs[run] = view if gpus == view.gpus else msgspec.structs.replace(view, gpus=gpus)
+    return msgspec.structs.replace(state, nodes=nodes, runs=runs, strangers=frozenset())
+
+
+def _may_be_capped(node: NodeView) -> bool:
+    """Whether a plan that caps may be in force on it, now or later, or a limit of ours stands there."""
+    planned = any(step.park_cap_mw is not None for sent in node.outstanding for step in sent.plan.steps)
+    gpus = node.report.gpus if node.report is not None else ()
+    return planned or any(
+        gpu.prior_mw is not None and gpu.ceiling_mw is not None and gpu.ceiling_mw < gpu.prior_mw
+        for gpu in gpus
+    )

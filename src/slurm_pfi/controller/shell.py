@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -26,7 +25,7 @@ from ..store.sealed import UnreadableError
 from ..store.switch import OffSwitch
 from ..units import watts_to_mw
 from .core import Core
-from .nodes import ConfigNodesError, declared_nodes
+from .nodes import ConfigNodesError, cannot_leave, declared_nodes, with_nodes
 from .orders import Orders
 from .science import Science
 from .slurm_worker import SlurmWorker
@@ -81,6 +80,7 @@ class Controller:
         self._control = ControlServer(run_dir / CONTROL_SOCKET, handler=Orders(self).handle)
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
+        self._said = ""
         self.state = State(epoch=0, started_ns=time.monotonic_ns(), nodes=declared_nodes(config))
 
     # ---------------------------------------------------------------------------------------------- life
@@ -176,6 +176,9 @@ class Controller:
                 "config not reloaded: cluster and [controller] need a restart; the old one stays in force"
             )
             return
+        if reason := cannot_leave(self.state, declared):
+            log.error(f"config not reloaded, the old one stays in force: {reason}")
+            return
         self.config = config
         self.core = Core(config, self.core.science)
         self.state = with_nodes(self.state, declared)
@@ -187,10 +190,20 @@ class Controller:
 
     def take(self, event: Event) -> None:
         """Hand an event to the core and do what it asks; a planning cycle follows soon."""
-        self.state, actions = self.core.step(self.state, event, time.monotonic_ns())
-        for action in actions:
-            self._do(action)
+        self._handle(event)
         self._wake.set()
+
+    def _handle(self, event: Event) -> None:
+        """One event, whatever is wrong with it: a fault of ours is said and leaves the last safe state in force."""
+        try:
+            self.state, actions = self.core.step(self.state, event, time.monotonic_ns())
+            for action in actions:
+                self._do(action)
+        except Exception as error:
+            text = f"{type(event).__name__}: {error!r}"
+            if text != self._said:
+                log.exception(f"a fault of the controller, please report it; nothing is changed by {text}")
+            self._said = text
 
     def switch(self, *, off: bool, uid: int) -> str:
         """The red button. It works at once; returns why it will not outlive this process, empty if it will."""
@@ -206,11 +219,7 @@ class Controller:
         while not self._stopping.is_set():
             self._wake.clear()
             began_s = time.monotonic()
-            self.state, actions = self.core.step(
-                self.state, Cycle(now_unix_s=time.time()), time.monotonic_ns()
-            )
-            for action in actions:
-                self._do(action)
+            self._handle(Cycle(now_unix_s=time.time()))
             took_s = time.monotonic() - began_s
             times = self.config.times
             wait_s = times.cycle_s if self.state.window is None else times.cycle_window_s
@@ -274,21 +283,6 @@ class Controller:
             log.error(f"a node has seen epoch {above}, and no higher one can be taken: {error}")
             return
         asyncio.get_running_loop().call_soon(self.take, EpochTaken(epoch=epoch))
-
-
-def with_nodes(state: State, declared: dict[str, Any]) -> State:
-    """The declared nodes with what is known of those that stay."""
-    import msgspec
-
-    nodes = {}
-    for name, node in declared.items():
-        old = state.nodes.get(name)
-        nodes[name] = node
-        if old is not None:
-            nodes[name] = msgspec.structs.replace(
-                old, gpus=node.gpus, gpu_max_mw=node.gpu_max_mw, overhead_mw=node.overhead_mw, mode=node.mode
-            )
-    return msgspec.structs.replace(state, nodes=nodes)
 
 
 def run_controller(config: Config, path: Path) -> int:

@@ -24,7 +24,7 @@ KEEP_ENDED_S: Final = 86_400.0
 
 MAX_LIMITS: Final = 256
 MAX_STEPS: Final = 1024
-MAX_AHEAD: Final = 16
+MAX_AHEAD: Final = 8
 """Steps that a schedule tells one by one: each costs the controller a whole allocation, and a node takes so many."""
 
 BEYOND_S: Final = 1.0

@@ -1,0 +1,93 @@
+"""The controller's process where it needs no socket: faults of ours, and a config that changes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slurm_pfi.config import Config, ControllerSection, NodeSet
+from slurm_pfi.controller import state as cs
+from slurm_pfi.controller.core import Core
+from slurm_pfi.controller.nodes import cannot_leave, declared_nodes, with_nodes
+from slurm_pfi.controller.shell import Controller
+from slurm_pfi.controller.views import run_view, site_view
+from slurm_pfi.model import Run
+
+from .test_controller_core import RUN, S, Site, gpu
+
+
+class Broken(Core):
+    """A core with a fault."""
+
+    def step(self, state: cs.State, event: cs.Event, now_ns: int) -> tuple[cs.State, list[cs.Action]]:
+        raise ZeroDivisionError("planted")
+
+
+def test_a_fault_of_the_core_ends_neither_the_process_nor_what_is_in_force(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Config(
+        cluster="c",
+        node_set=(NodeSet(names="n1", gpus=1, gpu_max_w=700, overhead_w=0),),
+        controller=ControllerSection(state_dir=str(tmp_path), run_dir=str(tmp_path)),
+    )
+
+    async def disturb() -> None:
+        controller = Controller(config, tmp_path / "config.toml")
+        before = controller.state
+        controller.core = Broken(config, controller.core.science)
+        for _ in range(3):
+            controller.take(cs.OffChanged(off=True))
+        assert controller.state == before
+
+    asyncio.run(disturb())
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("planted") >= 1
+    assert (said.out + said.err).count("please report it") == 1
+
+
+def changed(site: Site, **changes: object) -> dict[str, cs.NodeView]:
+    (declared,) = site.config.node_set
+    node_set = msgspec.structs.replace(declared, **changes)
+    return declared_nodes(msgspec.structs.replace(site.config, node_set=(node_set,)))
+
+
+def test_a_reload_in_a_window_neither_lifts_caps_nor_leaves_them_without_an_end() -> None:
+    site = Site(nodes=2, gpus=1)
+    for name in ("n1", "n2"):
+        site.hear(name, gpu(f"G{name}"))
+    assert cannot_leave(site.state, changed(site, names="n1")) == ""
+    assert cannot_leave(site.state, changed(site, mode="observe")) == ""
+    site.limit(900)
+    site.cycle()
+    assert "n2" in cannot_leave(site.state, changed(site, names="n1"))
+    assert "observe" in cannot_leave(site.state, changed(site, mode="observe"))
+    assert cannot_leave(site.state, changed(site, overhead_w=200.0)) == ""
+    assert cannot_leave(site.state, changed(site, names="n[1-3]")) == ""
+    site.limit(None)
+    site.cycle()
+    for name in ("n1", "n2"):
+        site.hear(name, gpu(f"G{name}", limit_w=200))
+    assert "n2" in cannot_leave(site.state, changed(site, names="n1")), "not restored yet"
+    for name in ("n1", "n2"):
+        site.hear(name, gpu(f"G{name}"))
+    assert cannot_leave(site.state, changed(site, names="n1")) == ""
+
+
+def test_runs_of_a_node_that_left_the_config_are_forgotten_and_shown_without_it() -> None:
+    site = Site(nodes=2, gpus=2)
+    both, gone = RUN, Run("c", 2)
+    site.hear("n1", gpu("A", both), gpu("B"))
+    site.hear("n2", gpu("C", both), gpu("D", gone))
+    site.state = with_nodes(site.state, changed(site, names="n1"))
+    assert set(site.state.runs) == {both}
+    site_view(site.state, site.config, site.now_ns)
+    assert run_view(site.state.runs[both], site.state, site.now_ns)["nodes"] == ["n1"]
+    site.limit(500)
+    site.wait(S / S)
+    site.cycle()
+    site.hear("n1", gpu("A"), gpu("B"))
+    assert not site.state.runs
