@@ -170,6 +170,19 @@ def test_a_node_that_does_not_answer_is_told_to_keep_its_runs_and_not_to_park_th
     assert world.site_mw() <= (world.limit_now_mw() or 0)
 
 
+def test_others_make_room_before_a_node_gives_back_at_an_end_that_was_put_off() -> None:
+    world = full_site(0, Fate(bus_delay_s=0.3, set_delay_s=0.5, effect_delay_s=1.5))
+    limit_mw = round(world.site_mw() * 0.85)
+    world.set_limit(limit_mw, ends_in_s=25)
+    world.run(8)
+    world.held_back["n3"] = []
+    world.run(0.3)
+    world.set_limit(limit_mw)
+    world.run(60)
+    assert world.controller.window is not None and world.controller.window.silent == ("n3",)
+    assert not world.violations, world.violations[0]
+
+
 def test_slurmctld_down_neither_parks_running_jobs_nor_admits_new_ones() -> None:
     world = full_site(8)
     world.slurm_up = False

@@ -348,6 +348,31 @@ def test_what_is_sent_to_a_node_that_does_not_answer_raises_none_of_its_gpus() -
         assert cap is not None and cap * W <= min(worst.values())
 
 
+def test_others_make_room_in_time_for_a_node_that_did_not_hear_that_the_limit_goes_on() -> None:
+    site = Site(nodes=2, gpus=1)
+    other = Run("c", 2)
+    for name, run in (("n1", RUN), ("n2", other)):
+        site.hear(name, gpu(f"G{name}", run))
+        site.identify(run, name)
+    site.limit(1400, ends_in_s=30)
+    site.cycle()
+    for name, run in (("n1", RUN), ("n2", other)):
+        site.hear(name, gpu(f"G{name}", run, limit_w=600))
+    held = site.plans("n1")[-1].id
+    site.limit(1400)
+
+    def until(second: int) -> int:
+        for _ in range(second):
+            site.wait(0.9)
+            site.cycle()
+            site.hear("n1", gpu("Gn1", RUN, limit_w=600), held=held)
+            site.hear("n2", gpu("Gn2", other, limit_w=600))
+        return round(caps_w(site.plans("n2")[-1])[2] or 0)
+
+    assert until(18) == 600
+    assert until(4) == 571, "its floor: the first may draw 700 W from then on"
+
+
 # ---------------------------------------------------------------------------------- epochs, restarts, plans
 
 

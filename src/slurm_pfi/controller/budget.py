@@ -9,7 +9,7 @@ from typing import TypeAlias
 from ..config import Config
 from ..model import GpuId, GpuReport, Run
 from ..units import watts_to_mw
-from .ledger import NS_PER_S, default_worst_mw, missing_gpus_mw, prior_of, worst_by_gpu
+from .ledger import NS_PER_S, STEP_MARGIN_S, default_worst_mw, missing_gpus_mw, prior_of, worst_by_gpu
 from .state import NodeView, RunView, State
 
 GpuKey: TypeAlias = tuple[str, GpuId]
@@ -47,8 +47,8 @@ class SiteView:
     shared: frozenset[Run]
 
 
-def look(state: State, config: Config, now_ns: int) -> SiteView:
-    """Read the state of all nodes at ``now_ns`` into one view."""
+def look(state: State, config: Config, now_ns: int, early_s: float = STEP_MARGIN_S) -> SiteView:
+    """Read the state of all nodes at ``now_ns`` into one view; what a node does by itself counts ``early_s`` before."""
     enforced_somewhere = any(node.mode == "enforce" for node in state.nodes.values())
     shared = shared_runs(state)
     gpus: dict[GpuKey, Gpu] = {}
@@ -65,7 +65,7 @@ def look(state: State, config: Config, now_ns: int) -> SiteView:
         usable = answers and (node.mode == "enforce" or not enforced_somewhere)
         constant_mw += missing_gpus_mw(node)
         uncapped_mw += missing_gpus_mw(node) + sum(prior_of(gpu) for gpu in node.report.gpus)
-        worst = worst_by_gpu(node, now_ns, config.times.report_age_s)
+        worst = worst_by_gpu(node, now_ns, config.times.report_age_s, early_s)
         park_mw = node_park_mw(node.report.gpus, config)
         for gpu in node.report.gpus:
             is_shared = not shared.isdisjoint(gpu.runs)

@@ -31,8 +31,10 @@ def default_worst_mw(node: NodeView) -> int:
     return told_mw + missing * node.gpu_max_mw
 
 
-def gpu_worst_mw(node: NodeView, gpu: GpuReport, now_ns: int, late_s: float) -> int:
-    """The most that the limit of this GPU can be now, in mW; unread: its maximum."""
+def gpu_worst_mw(
+    node: NodeView, gpu: GpuReport, now_ns: int, late_s: float, early_s: float = STEP_MARGIN_S
+) -> int:
+    """The most that the limit of this GPU can be now and within ``early_s``, in mW; unread: its maximum."""
     if gpu.ceiling_mw is None:
         return gpu.max_mw
     worst_mw = gpu.ceiling_mw
@@ -40,7 +42,7 @@ def gpu_worst_mw(node: NodeView, gpu: GpuReport, now_ns: int, late_s: float) -> 
     if not node.fenced or (node.report is not None and node.report.released):
         worst_mw = max(worst_mw, prior_of(gpu))
     for sent in node.outstanding:
-        for step in _begun(sent, now_ns, late_s):
+        for step in _begun(sent, now_ns, late_s, early_s):
             worst_mw = max(worst_mw, planned_mw(sent.plan, step, gpu))
     return worst_mw
 
@@ -67,11 +69,13 @@ def missing_gpus_mw(node: NodeView) -> int:
     return max(0, node.gpus - len(node.report.gpus)) * node.gpu_max_mw
 
 
-def worst_by_gpu(node: NodeView, now_ns: int, late_s: float) -> dict[GpuId, int]:
+def worst_by_gpu(
+    node: NodeView, now_ns: int, late_s: float, early_s: float = STEP_MARGIN_S
+) -> dict[GpuId, int]:
     """`gpu_worst_mw` of every GPU that the node reported."""
     if node.report is None:
         return {}
-    return {gpu.uuid: gpu_worst_mw(node, gpu, now_ns, late_s) for gpu in node.report.gpus}
+    return {gpu.uuid: gpu_worst_mw(node, gpu, now_ns, late_s, early_s) for gpu in node.report.gpus}
 
 
 def still_outstanding(node: NodeView) -> tuple[SentPlan, ...]:
@@ -82,8 +86,8 @@ def still_outstanding(node: NodeView) -> tuple[SentPlan, ...]:
     return tuple(sent for sent in node.outstanding if sent.plan.id >= held)
 
 
-def _begun(sent: SentPlan, now_ns: int, late_s: float) -> Iterator[PlanStep]:
-    """The steps that may be in force now.
+def _begun(sent: SentPlan, now_ns: int, late_s: float, early_s: float) -> Iterator[PlanStep]:
+    """The steps that may be in force now or begin within ``early_s``.
 
     A node counts a step from receipt, which lies between our sending and ``late_s`` after it (an older report is no
     longer answered). So a step may have begun once its time has passed since sending, and has surely begun, and ended
@@ -93,5 +97,5 @@ def _begun(sent: SentPlan, now_ns: int, late_s: float) -> Iterator[PlanStep]:
     steps = sent.plan.steps
     surely = max((i for i, step in enumerate(steps) if step.starts_in_s + late_s < age_s), default=0)
     for place in range(surely, len(steps)):
-        if place == surely or steps[place].starts_in_s - STEP_MARGIN_S <= age_s:
+        if place == surely or steps[place].starts_in_s - early_s <= age_s:
             yield steps[place]

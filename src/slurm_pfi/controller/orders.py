@@ -168,8 +168,8 @@ class Orders:
         past = sum(1 for demand, cap_mw in caps if cap_mw < demand.floor_mw)
         floors = f"; {past} runs pass their floor" if past else ""
         return (
-            f"GPU caps come down to {format_power(order.limit_mw - site.fixed_mw)} in all, "
-            f"from {format_power(site.uncapped_mw)}{floors}{written}{silent}"
+            f"all GPU caps together: {format_power(order.limit_mw - site.fixed_mw)}, "
+            f"without a limit {format_power(site.uncapped_mw)}{floors}{written}{silent}"
         )
 
     def _limit_clear(self, args: dict[str, Any], peer: Peer) -> Reply:

@@ -12,7 +12,7 @@ from ..units import format_power
 from .announce import admission_audits, floor_audits, late_starters
 from .budget import Gpu, SiteView, gpus_on, look
 from .dispatch import Caps, CapsStep, dispatch
-from .ledger import NS_PER_S
+from .ledger import NS_PER_S, STEP_MARGIN_S
 from .science import Science
 from .shares import Shares, candidates, share, unreached_caps
 from .state import Action, Audit, RunView, State, WindowView
@@ -41,10 +41,20 @@ def plan_cycle(
             lead_s=config.times.response_s,
         )
     )
-    site = look(state, config, now_ns)
+    site = look(state, config, now_ns, _early_s(state, config, now_unix_s))
     if not _binds(steps[0], site):
         return _closed(state, config, science, site, steps, now_ns)
     return _open(state, config, science, site, steps, now_ns)
+
+
+def _early_s(state: State, config: Config, now_unix_s: float) -> float:
+    """How long before a node raises by its own schedule the others must make room for it.
+
+    The response time, for a node that did not hear that the limit goes on; a moment, where it ends for all.
+    """
+    response_s = config.times.response_s
+    then = schedule(state.limits, now_unix_s + response_s, horizon_s=0.0, lead_s=0.0)[0]
+    return STEP_MARGIN_S if state.off or then.limit_mw is None else response_s
 
 
 def _binds(step: ScheduleStep, site: SiteView) -> bool:
