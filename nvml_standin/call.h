@@ -26,7 +26,7 @@ nvmlReturn_t call_end(struct call *call, nvmlReturn_t code);
 struct node *current_node(void);
 
 nvmlDevice_t device_of(const struct node *node, const struct gpu *gpu);
-bool may_set(void);
+bool may_set(const struct node *node);
 nvmlReturn_t copy_text(char *buffer, unsigned int length, const char *text);
 
 /* A getter of one value: locks, evaluates `expression` with `call` in scope, unlocks. */

@@ -27,7 +27,7 @@ nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, u
 
 static nvmlReturn_t set_limit(struct call *call, unsigned int limit_mw)
 {
-    if (!may_set())
+    if (!may_set(call->node))
         return NVML_ERROR_NO_PERMISSION;
     if (limit_mw < call->gpu->min_mw || limit_mw > call->gpu->max_mw)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -66,7 +66,7 @@ nvmlReturn_t nvmlDeviceSetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t
 
     if (code != NVML_SUCCESS)
         return code;
-    if (!may_set())
+    if (!may_set(call.node))
         return call_end(&call, NVML_ERROR_NO_PERMISSION);
     if (mode != NVML_FEATURE_ENABLED && mode != NVML_FEATURE_DISABLED)
         return call_end(&call, NVML_ERROR_INVALID_ARGUMENT);

@@ -42,6 +42,7 @@ static struct node *node_map(int state_fd, int trace_fd)
         return NULL;
     }
     node->trace_fd = trace_fd;
+    node->owner = status.st_uid;
     node->may_control = geteuid() == 0 || geteuid() == status.st_uid;
     return node;
 }

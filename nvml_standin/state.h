@@ -139,6 +139,7 @@ struct state {
 struct node {
     struct state *state;
     int trace_fd;
+    uid_t owner;      /* of the state file: who made this node */
     bool may_control; /* the caller owns the state file, or is root */
 };
 

@@ -222,7 +222,7 @@ def write_files(layout: Layout, options: ClusterOptions, ports: Sequence[int]) -
     (layout.etc / "gres.conf").write_text(_gres_conf(layout, options))
     cgroups = "cgroup/v1" if slurm_version() < (23, 2) else "disabled"
     (layout.etc / "cgroup.conf").write_text(f"CgroupPlugin={cgroups}\n")
-    (layout.etc / "plugstack.conf").write_text(_plugstack(options))
+    (layout.etc / "plugstack.conf").write_text(_plugstack(layout, options))
     hook_lines = _write_hooks(layout, options)
     layout.slurm_conf.write_text(
         "\n".join([*_slurm_conf(layout, options, ports), *hook_lines, *options.conf, ""])
@@ -248,7 +248,7 @@ def _gres_conf(layout: Layout, options: ClusterOptions) -> str:
     return "\n".join([*lines, ""])
 
 
-def _plugstack(options: ClusterOptions) -> str:
+def _plugstack(layout: Layout, options: ClusterOptions) -> str:
     if options.plugstack is not None:
         return options.plugstack
     if not options.plugin:
@@ -261,7 +261,10 @@ def _plugstack(options: ClusterOptions) -> str:
     )
     if built.returncode != 0:
         raise ClusterError(f"the SPANK plugin could not be built in {REPO / 'spank'}:\n{built.stderr}")
-    return f"optional {REPO / 'build/spank/slurm_pfi.so'}\n"
+    # A copy that every submitting user can read: the project itself may lie below /root.
+    plugin = layout.etc / "slurm_pfi.so"
+    shutil.copy(REPO / "build/spank/slurm_pfi.so", plugin)
+    return f"optional {plugin}\n"
 
 
 def _write_hooks(layout: Layout, options: ClusterOptions) -> list[str]:

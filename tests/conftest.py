@@ -6,11 +6,18 @@ A test or module says what cluster it wants by ``CLUSTER_OPTIONS`` in its module
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from testbed.cluster import Cluster, ClusterOptions
+
+
+def pytest_configure() -> None:
+    """Ended from outside, by a time limit or a closed terminal, the fixtures still stop what they started."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
 
 
 def _options(request: pytest.FixtureRequest) -> ClusterOptions:

@@ -20,7 +20,8 @@ def main() -> int:
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal must not leave a cluster behind
+        signal.signal(number, interrupt)
     story = Story(given.out)
     try:
         return story.tell()

@@ -163,7 +163,21 @@ class Story:
         set_ns = figures.limit_entry_ns(controller, revision)
         self._say(f"(the command line itself took {took_s:.2f} s)")
         self.notes.setdefault("cli_s", []).append(round(took_s, 3))
+        self._wait_within(limit_mw)
         return set_ns
+
+    def _wait_within(self, limit_mw: int) -> None:
+        """Go on only when the caps are within the limit; otherwise say what the nodes complain of."""
+        overhead_mw = round(self.site.options.overhead_w * 1000) * self.site.options.nodes
+        try:
+            wait_until(
+                lambda: sum(gpu["effective_mw"] for gpu in self.site.snapshot()) + overhead_mw <= limit_mw,
+                10,
+                f"all caps within {format_power(limit_mw)}",
+            )
+        except ClusterError as error:
+            faults = [fault for node in self.site.status()["nodes"] for fault in node["faults"]]
+            raise ClusterError(f"{error}; the first fault told: {faults[0] if faults else 'none'}") from error
 
     def _cli(self, *arguments: str) -> None:
         self._say(f"$ slurm-pfi {' '.join(arguments)}")
@@ -196,7 +210,7 @@ class Story:
                 job.tokens = self.site.tokens(job.job_id)
                 job.uuids = job.uuids or self._uuids(job)
         self.acts.append(act)
-        self.console.print(jobs_table(self.jobs, act, self.acts[0], runs))
+        self.console.print(jobs_table(self.jobs, act, self.acts[0], runs, width=self.console.width))
         draw_mw = self._samples().samples[-1].site_draw_mw
         limit = "no limit" if limit_mw is None else f"limit {format_power(limit_mw)}"
         told = "CAP and DRAW of each GPU; RATE against the job's own before"
@@ -317,6 +331,7 @@ class Story:
             # A second Ctrl-C must not leave caps or processes behind.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
             self._say("stopping everything ...")
             if (self.out / "before.json").exists():
                 with contextlib.suppress(ClusterError):

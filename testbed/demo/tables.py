@@ -86,13 +86,19 @@ class Act:
         return Span(end_ns - length_ns, end_ns)
 
 
-def jobs_table(jobs: Sequence[DemoJob], act: Act, before: Act, runs: Mapping[int, Any]) -> Table:
-    """All jobs at the end of an act: cap and draw of each GPU, rate as a share of the job's own rate before."""
+def jobs_table(
+    jobs: Sequence[DemoJob], act: Act, before: Act, runs: Mapping[int, Any], *, width: int
+) -> Table:
+    """All jobs at the end of an act: cap and draw of each GPU, rate as a share of the job's own rate before.
+
+    Below 100 columns the job model is left out.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading, side, width in (
+    wide = width >= 100
+    for heading, side, least in (
         ("JOB", "right", 3),
         ("WHAT", "left", None),
-        ("MODEL", "left", None),
+        *([("MODEL", "left", 12)] if wide else []),
         ("GPUS", "right", 4),
         ("FLEX", "left", 11),
         ("CAP", "right", 5),
@@ -101,7 +107,7 @@ def jobs_table(jobs: Sequence[DemoJob], act: Act, before: Act, runs: Mapping[int
         ("RATE", "right", 7),
     ):
         table.add_column(
-            heading, justify="right" if side == "right" else "left", no_wrap=True, min_width=width
+            heading, justify="right" if side == "right" else "left", no_wrap=True, min_width=least
         )
     for job in jobs:
         run = runs.get(job.job_id)
@@ -109,7 +115,7 @@ def jobs_table(jobs: Sequence[DemoJob], act: Act, before: Act, runs: Mapping[int
             table.add_row(
                 str(job.job_id or "-"),
                 job.name,
-                job.workload,
+                *([job.workload] if wide else []),
                 "-",
                 job.flex or "-",
                 "-",
@@ -125,7 +131,7 @@ def jobs_table(jobs: Sequence[DemoJob], act: Act, before: Act, runs: Mapping[int
         table.add_row(
             str(job.job_id),
             job.name,
-            job.workload,
+            *([job.workload] if wide else []),
             str(run["gpus"]),
             flex,
             format_power(run["cap_mw"]) if capped else "-",

@@ -102,7 +102,7 @@ def test_a_limit_says_at_once_what_it_means(site: Site) -> None:
     set_ = site.cli("limit", "set", "7kW", "--for", "1h").stdout.splitlines()
     assert set_[0].startswith("limit manual revision ")
     assert "7000 W (economic)" in set_[0]
-    assert "GPU caps come down to 5000 W in all, from 5600 W" in set_[1]
+    assert "all GPU caps together: 5000 W, without a limit 5600 W" in set_[1]
     assert re.fullmatch(r"in force now, until .* \(in 60 min\)", set_[2])
     wait_until(lambda: site.status()["window"], 5, "a window is open")
     shown = site.cli("limit", "show").stdout

@@ -47,10 +47,13 @@ def test_ctrl_c_in_mid_window_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(base.iterdir()) == []
     base.rmdir()
     before = {gpu["uuid"]: gpu["requested_mw"] for gpu in json.loads((out / "before.json").read_text())}
+    lowest_mw = min(before.values())
     for node in (out / "nodes").iterdir():
         last = {}
         for text in (node / "trace.jsonl").read_text().splitlines():
             entry = json.loads(text)
             if entry["event"] == "limit":
                 last[entry["uuid"]] = entry["effective_mw"]
+                lowest_mw = min(lowest_mw, entry["effective_mw"])
         assert last == {uuid: before[uuid] for uuid in last}
+    assert lowest_mw < min(before.values()), "caps were in force when it was interrupted"
