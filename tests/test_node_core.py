@@ -697,3 +697,21 @@ def test_a_lowering_that_comes_into_force_late_is_said_though_it_was_within_roun
     count = len(world.said("readback"))
     world.advance(5 * S)
     assert len(world.said("readback")) == count
+
+
+def test_a_release_right_after_a_set_whose_answer_was_lost_leaves_no_cap_behind() -> None:
+    world = World(1, instant=False).start()
+    world.answer_all()
+    world.window(200_000)
+    world.devices.fail_set_quietly("GPU-0", "applied_then_deadline")
+    while any(isinstance(question, m.SetLimit) for question in world.open_questions):
+        world.answer()
+    world.devices.clear_faults()
+    assert world.requested() == [200_000]
+    world.event(m.ReleaseAsked())
+    world.instant = True
+    world.answer_all()
+    world.advance(20 * S)
+    assert world.requested() == [700_000]
+    entry_now = world.journal["GPU-0"]
+    assert isinstance(entry_now, JournalEntry) and entry_now.current_mw is None
