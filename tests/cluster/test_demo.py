@@ -18,7 +18,8 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.timeout(120)
-def test_ctrl_c_in_mid_window_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["ctrl-c", "terminal closed"])
+def test_interrupted_in_mid_window_it_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "demo"
     # Everything that the demo starts has its temporary folder in its command line or environment.
     base = Path(tempfile.mkdtemp(prefix="pfi-demo-", dir="/tmp"))
@@ -40,7 +41,7 @@ def test_ctrl_c_in_mid_window_leaves_nothing_behind(tmp_path: Path) -> None:
             told.append(line)
             if line.strip().startswith("economic limit:"):
                 assert len(processes_naming(base)) > 10, "the demo is in mid-window, with all its daemons"
-                demo.send_signal(signal.SIGINT)
+                demo.send_signal(number)
         assert demo.wait(timeout=60) == 130, "".join(told)[-2000:]
     assert any(line.startswith("interrupted:") for line in told)
     assert processes_naming(base) == {}
