@@ -373,6 +373,26 @@ def test_others_make_room_in_time_for_a_node_that_did_not_hear_that_the_limit_go
     assert until(4) == 571, "its floor: the first may draw 700 W from then on"
 
 
+def test_a_run_that_was_idle_when_it_was_seen_gets_its_floor_back_when_it_begins_to_draw() -> None:
+    site = Site(nodes=1, gpus=2)
+    for _ in range(15):
+        site.hear("n1", gpu("A", RUN, draw_mw=90 * W), gpu("B", draw_mw=70 * W))
+        site.wait(5)
+    site.identify(RUN, "n1")
+    assert site.state.runs[RUN].baseline.seen
+    site.limit(600)
+    site.cycle()
+    before = caps_w(site.plans("n1")[-1])[1] or 0
+    site.hear("n1", gpu("A", RUN, limit_w=300, draw_mw=95 * W), gpu("B", limit_w=200))
+    assert site.state.runs[RUN].baseline.seen
+    site.hear("n1", gpu("A", RUN, limit_w=300, draw_mw=300 * W), gpu("B", limit_w=200))
+    assert not site.state.runs[RUN].baseline.seen
+    site.limit(500)
+    site.cycle()
+    assert before <= 300
+    assert (site.state.runs[RUN].floor_mw or 0) > 550 * W, "as of a run that was never seen uncapped"
+
+
 # ---------------------------------------------------------------------------------- epochs, restarts, plans
 
 

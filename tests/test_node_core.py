@@ -12,7 +12,9 @@ from slurm_pfi.gpu.journal import JournalEntry
 from slurm_pfi.model import PlanId, PlanStep, Run
 from slurm_pfi.node import messages as m
 from slurm_pfi.node.core import next_deadline_ns, step
-from tests.node_world import BOOT, MS, S, World, window_step
+from slurm_pfi.node.limits import Set, Wanted, decide, first_sight
+from slurm_pfi.node.state import ceiling_mw
+from tests.node_world import BOOT, MS, S, World, now, window_step
 
 ALL = (700_000, 700_000, 700_000)
 
@@ -715,3 +717,16 @@ def test_a_release_right_after_a_set_whose_answer_was_lost_leaves_no_cap_behind(
     assert world.requested() == [700_000]
     entry_now = world.journal["GPU-0"]
     assert isinstance(entry_now, JournalEntry) and entry_now.current_mw is None
+
+
+def test_a_set_of_an_earlier_agent_that_may_still_come_is_counted_and_leaves_no_cap_behind() -> None:
+    world = World(1)
+    device = world.devices.gpus["GPU-0"]
+    infos, _ = now(world.devices.list_devices())
+    lowered = first_sight(infos[0], 0, entry("GPU-0", prior_mw=700_000, current_mw=300_000), 0)
+    back = decide(lowered, Wanted(cap_mw=700_000, reason="restore: window over"), 0)
+    assert isinstance(back, Set) and back.restores and back.cap_mw == 700_000
+    device.requested_mw = device.enforced_mw = 300_000
+    infos, _ = now(world.devices.list_devices())
+    raised = first_sight(infos[0], 0, entry("GPU-0", current_mw=500_000, issued_mw=(300_000, 500_000)), 0)
+    assert ceiling_mw(raised) == 500_000

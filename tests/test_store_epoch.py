@@ -98,3 +98,13 @@ def test_a_damaged_record_makes_every_answer_unknown_until_it_is_put_aside(tmp_p
     assert aside.read_text() == damaged
     assert loaded(tmp_path).prior_for("n2", "b1", GPU) == 700_000
     assert store.set_aside(now_unix_s=6.0) is None
+
+
+def test_many_boots_are_marked_together_and_a_known_one_keeps_its_priors(tmp_path: Path) -> None:
+    store = loaded(tmp_path)
+    store.mark_commanded("n1", "b1", {GPU: 650_000})
+    store.mark_all([("n1", "b1", {GPU: 1}), ("n2", "b2", {GPU: 600_000}), ("n1", "b3", {})])
+    again = loaded(tmp_path)
+    assert again.prior_for("n1", "b1", GPU) == 650_000
+    assert again.prior_for("n2", "b2", GPU) == 600_000
+    assert again.is_commanded("n1", "b3")

@@ -19,6 +19,7 @@ from .state import Baseline, NodeView, RunView, State
 KEPT_SAMPLES = 240
 TOP_SHARE = 0.1  # arXiv 2609.11542: draw and throughput are the mean of the top 10 % of samples
 BOUND_MARGIN_MW = 1000
+BEYOND_BASELINE = 1.1
 
 
 def effective_flex(word: str, job: JobInfo | None, config: Config) -> tuple[Flex, str]:
@@ -126,14 +127,22 @@ def uids(state: State, view: RunView) -> dict[str, int]:
 def observe_baseline(
     baseline: Baseline, gpus: tuple[GpuReport, ...], report: RunReport, now_ns: int, baseline_s: float
 ) -> Baseline:
-    """Add one report of an uncapped run; any binding cap starts the clock anew but keeps what was seen."""
+    """Add one report of an uncapped run; any binding cap starts the clock anew but keeps what was seen.
+
+    A run that draws more under a cap than it ever did without one had not begun to train when it was seen: its
+    baseline, and a floor made from it, would hold it down for as long as the window lasts.
+    """
     uncapped = all(
         gpu.enforced_mw is not None and gpu.enforced_mw >= prior_of(gpu) - BOUND_MARGIN_MW for gpu in gpus
     )
     draws = [gpu.draw_mw for gpu in gpus]
-    if not uncapped or not draws or any(draw is None for draw in draws):
+    if not draws or any(draw is None for draw in draws):
         return msgspec.structs.replace(baseline, since_ns=None)
     draw_mw = round(sum(draw for draw in draws if draw is not None) / len(draws))
+    if not uncapped:
+        if baseline.seen and draw_mw > (baseline.draw_mw or 0) * BEYOND_BASELINE:
+            return Baseline()
+        return msgspec.structs.replace(baseline, since_ns=None)
     rate = report.progress.rate_per_s if report.progress else None
     samples = (*baseline.samples, (draw_mw, rate))[-KEPT_SAMPLES:]
     since_ns = now_ns if baseline.since_ns is None else baseline.since_ns

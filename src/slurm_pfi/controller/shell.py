@@ -197,6 +197,7 @@ class Controller:
         """One event, whatever is wrong with it: a fault of ours is said and leaves the last safe state in force."""
         try:
             self.state, actions = self.core.step(self.state, event, time.monotonic_ns())
+            self._mark_commanded(actions)
             for action in actions:
                 self._do(action)
         except Exception as error:
@@ -266,15 +267,27 @@ class Controller:
 
     def _send(self, action: SendPlan) -> None:
         plan = action.plan
-        if plan.mode == "enforce" and not self._commanded.is_commanded(plan.node, plan.answers.boot_id):
-            report = self.state.nodes[plan.node].report
-            priors = {g.uuid: g.prior_mw for g in report.gpus if g.prior_mw is not None} if report else {}
-            try:
-                self._commanded.mark_commanded(plan.node, plan.answers.boot_id, priors)
-            except OSError as error:
-                log.error(f"no plan is sent to {plan.node}: {error}; make room in {self._path.parent}")
-                return
-        self._bus.send(plan.node, plan)
+        if plan.mode == "observe" or self._commanded.is_commanded(plan.node, plan.answers.boot_id):
+            self._bus.send(plan.node, plan)
+
+    def _mark_commanded(self, actions: list[Action]) -> None:
+        """On record before the first enforcing plan to a boot goes out; else that plan does not go out."""
+        new: dict[str, tuple[str, str, dict[GpuId, int]]] = {}
+        for action in actions:
+            if not isinstance(action, SendPlan) or action.plan.mode == "observe":
+                continue
+            node, boot_id = action.plan.node, action.plan.answers.boot_id
+            report = self.state.nodes[node].report
+            if report is not None and not self._commanded.is_commanded(node, boot_id):
+                priors = {gpu.uuid: gpu.prior_mw for gpu in report.gpus if gpu.prior_mw is not None}
+                new[node] = (node, boot_id, priors)
+        if not new:
+            return
+        try:
+            self._commanded.mark_all(new.values())
+        except OSError as error:
+            state_dir = self.config.controller.state_dir
+            log.error(f"no plan is sent to {', '.join(sorted(new))}: {error}; make room in {state_dir}")
 
     def _raise_epoch(self, above: int) -> None:
         try:

@@ -173,13 +173,15 @@ def first_sight(info: DeviceInfo, position: int | None, entry: JournalEntry | st
     if entry is None:
         return gpu
     current_mw = entry.current_mw
+    confirmed = current_mw is not None and near(current_mw, limits.requested_mw)
     return replace(
         gpu,
         prior_mw=entry.prior_mw,
         how=entry.how,
         issued_mw=entry.issued_mw,
         current_mw=current_mw,
-        confirmed=current_mw is not None and near(current_mw, limits.requested_mw),
+        confirmed=confirmed,
+        doubt_mw=None if confirmed else current_mw,  # an earlier agent's set may still be under way
     )
 
 

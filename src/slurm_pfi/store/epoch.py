@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -115,9 +115,16 @@ class CommandedStore:
             if priors_mw:
                 self.update_priors(node, boot_id, priors_mw)
             return
-        self._save(
-            node, (*self._boots.get(node, ()), _Boot(boot_id=boot_id, priors_mw=dict(priors_mw or {})))
-        )
+        self.mark_all([(node, boot_id, priors_mw or {})])
+
+    def mark_all(self, boots: Iterable[tuple[str, str, Mapping[GpuId, int]]]) -> None:
+        """``mark_commanded`` of many (node, boot id, priors) with one write: a site begins with all its nodes."""
+        newer = dict(self._boots)
+        for node, boot_id, priors_mw in boots:
+            if not self.is_commanded(node, boot_id):
+                boot = _Boot(boot_id=boot_id, priors_mw=dict(priors_mw))
+                newer[node] = (*newer.get(node, ()), boot)[-BOOTS_KEPT:]
+        self._replace(newer)
 
     def update_priors(self, node: str, boot_id: str, priors_mw: Mapping[GpuId, int]) -> bool:
         """Copy the priors that a report names; True if something was new. Ignored for a boot never commanded.
@@ -152,7 +159,9 @@ class CommandedStore:
         return next((boot for boot in self._boots.get(node, ()) if boot.boot_id == boot_id), None)
 
     def _save(self, node: str, boots: tuple[_Boot, ...]) -> None:
-        newer = {**self._boots, node: boots[-BOOTS_KEPT:]}
+        self._replace({**self._boots, node: boots[-BOOTS_KEPT:]})
+
+    def _replace(self, newer: dict[str, tuple[_Boot, ...]]) -> None:
         if not self.trouble:
             self._write(newer)
         self._boots = newer
