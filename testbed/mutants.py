@@ -123,8 +123,8 @@ MUTANTS: Final = (
         name="a-set-whose-answer-was-lost-is-taken-for-undone",
         invariant="3",
         file="node/limits.py",
-        old="    if gpu.doubt_mw is not None:\n        return restore",
-        new="    if False:\n        return restore",
+        old="        return Rest() if gpu.doubt_mw is None else restore",
+        new="        return Rest()",
         tests=NODE,
     ),
     Mutant(

@@ -12,7 +12,7 @@ from slurm_pfi.gpu.journal import JournalEntry
 from slurm_pfi.model import PlanId, PlanStep, Run
 from slurm_pfi.node import messages as m
 from slurm_pfi.node.core import next_deadline_ns, step
-from slurm_pfi.node.limits import Set, Wanted, decide, first_sight
+from slurm_pfi.node.limits import Rest, Set, Wanted, decide, first_sight
 from slurm_pfi.node.state import ceiling_mw
 from tests.node_world import BOOT, MS, S, World, now, window_step
 
@@ -730,3 +730,8 @@ def test_a_set_of_an_earlier_agent_that_may_still_come_is_counted_and_leaves_no_
     infos, _ = now(world.devices.list_devices())
     raised = first_sight(infos[0], 0, entry("GPU-0", current_mw=500_000, issued_mw=(300_000, 500_000)), 0)
     assert ceiling_mw(raised) == 500_000
+    device.requested_mw = device.enforced_mw = 333_000
+    infos, _ = now(world.devices.list_devices())
+    foreign = first_sight(infos[0], 0, entry("GPU-0", prior_mw=700_000, current_mw=300_000), 0)
+    left = decide(foreign, Wanted(cap_mw=700_000, reason="restore: window over"), 0)
+    assert left == Rest(conflict_mw=333_000), "somebody else's value stays, in doubt or not"

@@ -104,10 +104,9 @@ def _restore(gpu: Gpu, want: Wanted) -> Decision:
     if gpu.current_mw is None:
         return None
     restore = Set(cap_mw=gpu.prior_mw, reason=want.reason, run=want.run, raises=True, restores=True)
-    if gpu.doubt_mw is not None:
-        return restore  # a set whose answer was lost may stand there, whatever was read before it
     if near(gpu.requested_mw, gpu.prior_mw) and gpu.requested_mw not in gpu.issued_mw:
-        return Rest()  # the prior limit, as far as the board's rounding shows it
+        # The prior limit, as far as the board's rounding shows it. A set whose answer was lost may stand there by now.
+        return Rest() if gpu.doubt_mw is None else restore
     # Any value of this boot counts as ours: after failed sets an older one of ours may still stand there, and
     # leaving it would leave a cap behind.
     if not gpu.is_ours(gpu.requested_mw):
