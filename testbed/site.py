@@ -21,18 +21,18 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
 from . import gpus
-from .cluster import REPO, Cluster, ClusterError, ClusterOptions, Gpu, wait_until
+from .cluster import Cluster, ClusterError, ClusterOptions, Gpu, wait_until
+from .daemons import START_S, Daemons
 from .processes import processes_naming
+from .simjob import InstalledJob, install_job
 
-START_S: Final = 40.0
-STOP_S: Final = 20.0
 CONFIG: Final = """\
 cluster = "{name}"
 mode = "{mode}"
@@ -78,16 +78,16 @@ class SiteOptions:
     keep: bool = False
 
 
-class Site:
+class Site(Daemons):
     """Starts with ``start()`` or ``with``, and must be stopped. Not for use by several threads."""
 
     def __init__(self, options: SiteOptions | None = None) -> None:
         self.options = options or SiteOptions()
-        self.root = Path()
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        super().__init__()
         self.before: list[dict[str, Any]] = []
         self.foreign: list[dict[str, Any]] = []
         self.cluster: Cluster
+        self._job: InstalledJob
 
     # ------------------------------------------------------------------------------------------ start and stop
 
@@ -96,7 +96,7 @@ class Site:
         self.root = Path(tempfile.mkdtemp(prefix="pfi-site-"))
         self.root.chmod(0o755)
         try:
-            self._copy_for_jobs()
+            self._install_job()
             self._start_cluster()
             self._create_gpus()
             self._set_admin_limits()
@@ -137,14 +137,10 @@ class Site:
             shutil.rmtree(self.root, ignore_errors=True)
         return troubles
 
-    def _copy_for_jobs(self) -> None:
-        """Jobs run as another user, who may not be able to read where this project lies: they get a copy."""
-        python = self.root / "python"
-        shutil.copytree(
-            REPO / "src/slurm_pfi", python / "slurm_pfi", ignore=shutil.ignore_patterns("__pycache__")
-        )
-        shutil.copy(gpus.library_path(), self.root / "libnvidia-ml.so.1")
-        (self.root / "out").mkdir(mode=0o777)
+    def _install_job(self) -> None:
+        """Jobs run as another user, who may not be able to read where this project lies."""
+        self._job = install_job(self.root / "python", self.root / "sim")
+        (self.root / "out").mkdir()
         (self.root / "out").chmod(0o1777)
 
     def _start_cluster(self) -> None:
@@ -160,10 +156,8 @@ class Site:
             for name in names
         }
         job_env = {
-            "PYTHONPATH": str(self.root / "python"),
+            **self._job.env,
             "PYTHONDONTWRITEBYTECODE": "1",
-            "PFI_STANDIN_LIB": str(self.root / "libnvidia-ml.so.1"),
-            "PFI_SIM_DIR": str(self.root / "sim"),
             "SLURM_PFI_PROGRESS": f"{self.root}/nodes/%n/progress.sock",
         }
         self.cluster = Cluster(
@@ -224,7 +218,7 @@ class Site:
 
     def start_controller(self) -> None:
         """Start it, and return when it answers."""
-        self._spawn("controller", ["controller"], {}, _run_as(self.controller_account))
+        self._spawn("controller", ["controller"], self._daemon_env, _run_as(self.controller_account))
         self._wait_for("controller", lambda: self.cli("status", check=False).returncode == 0)
 
     def start_agent(
@@ -233,7 +227,7 @@ class Site:
         """Start the agent of a node, and return when it answers. ``environment`` replaces that of its NVML."""
         if environment is None:
             environment = gpus.nvml_environment(self.sim_dir(node))
-        self._spawn(node, ["node", "run", "--node-name", node], environment)
+        self._spawn(node, ["node", "run", "--node-name", node], {**self._daemon_env, **environment})
         if wait:
             self._wait_for(node, lambda: self.node_cli(node, "status", check=False).returncode == 0)
 
@@ -245,72 +239,6 @@ class Site:
             return all(shown[n]["state"] == "ok" and not shown[n]["prior_unknown"] for n in nodes)
 
         wait_until(heard, timeout_s, f"the controller has heard {', '.join(nodes)}")
-
-    def send_signal(self, name: str, number: signal.Signals) -> None:
-        """Send a signal to a daemon: a node's name, or ``controller``."""
-        self._processes[name].send_signal(number)
-
-    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
-        """End a daemon by a signal and wait for its end; returns its exit status."""
-        process = self._processes.pop(name)
-        process.send_signal(number)
-        return process.wait(timeout=STOP_S)
-
-    def is_running(self, name: str) -> bool:
-        """Whether a daemon that was started, and not ended by ``kill``, still runs."""
-        return name in self._processes and self._processes[name].poll() is None
-
-    def pid_of(self, name: str) -> int:
-        """The process id of a daemon."""
-        return self._processes[name].pid
-
-    def log_of(self, name: str) -> str:
-        """What a daemon wrote to its log so far."""
-        return (self.root / f"{name}.log").read_text()
-
-    def _spawn(
-        self, name: str, arguments: list[str], environment: Mapping[str, str], run_as: Sequence[str] = ()
-    ) -> None:
-        with (self.root / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                [*run_as, sys.executable, "-m", "slurm_pfi", *arguments],
-                env={**self.cluster.client_env, **self._config_env, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self.root,
-                start_new_session=True,
-            )
-
-    def _wait_for(self, name: str, ready: Any) -> None:
-        process = self._processes[name]
-
-        def is_ready() -> bool:
-            if process.poll() is not None:
-                raise ClusterError(f"{name} ended with {process.returncode}: {self.log_of(name)[-2000:]}")
-            return bool(ready())
-
-        wait_until(is_ready, START_S, f"{name} answers")
-
-    def _end(self, name: str, troubles: list[str]) -> None:
-        process = self._processes.pop(name)
-        if process.poll() is None:
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
-            try:
-                process.wait(timeout=STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                troubles.append(f"{name} did not end on SIGTERM")
-                return
-        if process.returncode != 0:
-            troubles.append(f"{name} ended with {process.returncode}: {self._tail(name)}")
-
-    def _tail(self, name: str) -> str:
-        with contextlib.suppress(OSError):
-            return self.log_of(name)[-500:]
-        return ""
 
     def _end_restorers(self) -> list[str]:
         """Restorers that agents left behind belong to this site and go with it."""
@@ -331,8 +259,13 @@ class Site:
         return self.root / "slurm-pfi.toml"
 
     @property
-    def _config_env(self) -> dict[str, str]:
-        return {"SLURM_PFI_CONF": str(self.config_file), "PYTHONDONTWRITEBYTECODE": "1"}
+    def _daemon_env(self) -> dict[str, str]:
+        """In which daemons and command lines run."""
+        return {
+            **self.cluster.client_env,
+            "SLURM_PFI_CONF": str(self.config_file),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
 
     @property
     def controller_account(self) -> pwd.struct_passwd:
@@ -363,7 +296,7 @@ class Site:
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-m", "slurm_pfi", *arguments],
-            env={**self.cluster.client_env, **self._config_env, **(environment or {})},
+            env={**self._daemon_env, **(environment or {})},
             capture_output=True,
             text=True,
             check=False,
@@ -407,7 +340,7 @@ class Site:
         """Submit a simulated training job of ``gpus`` GPUs a node, as an ordinary user; returns the job id."""
         length = "" if seconds is None else f" --seconds {seconds:g}"
         log = f"{self.root}/out/$SLURM_JOB_ID.jsonl"
-        command = f'python3 -m slurm_pfi.sim.job --workload "{workload}" --log {log}{length}'
+        command = f'{self._job.command} --workload "{workload}" --log {log}{length}'
         command = f"srun --ntasks-per-node=1 {command}" if nodes > 1 else f"exec {command}"
         arguments = [
             f"--gres=gpu:{gpus}",
