@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_pfi.allocation.policies import ProblemError, allocate
+from slurm_pfi.allocation.policies import allocate
 from slurm_pfi.allocation.problem import Allocation, Policy, Problem, RunDemand
 from slurm_pfi.allocation.rounding import lowest_cap_mw, whole_watts
+from slurm_pfi.allocation.solve import ProblemError
 from slurm_pfi.elasticity.curve import ElasticityCurve
 from slurm_pfi.model import Run
 

@@ -70,7 +70,7 @@ def test_an_unusable_file_is_refused_by_file_place_and_what_is_allowed(name: str
         ("[policy]\nreserve_w = inf", "line 3: policy.reserve_w = inf: expected a number <= 10000000000.0"),
         ("[policy]\nreserve_w = -1", "line 3: policy.reserve_w = -1: expected a number >= 0.0"),
         ("mode = 'on'", 'line 2: mode = "on": expected one of observe, enforce'),
-        ("[policy]\nname = 'best'", 'line 3: policy.name = "best": expected one of equal, marginal'),
+        ("[policy]\nname = 'best'", 'line 3: policy.name = "best": expected one of equal, pfi, marginal'),
         (NODE_SET + "mode = 'on'", 'line 7: node_set 1: mode = "on": expected one of observe, enforce'),
         (NODE_SET + NODE_SET.replace("8", "8.5"), "line 9: node_set 2: gpus = 8.5: expected a whole number"),
         ("[[node_set]]\nnames = 'n1'", "line 2: node_set 1: gpus is missing"),

@@ -47,7 +47,7 @@ class NodeSet(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class PolicySection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a reduction is shared, and what users are promised."""
 
-    name: Literal["equal", "marginal"] = "marginal"
+    name: Literal["equal", "pfi", "marginal"] = "marginal"
     default_flex: str = "medium"
     none_partitions: tuple[str, ...] = ()
     none_accounts: tuple[str, ...] = ()

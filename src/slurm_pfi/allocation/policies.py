@@ -1,13 +1,13 @@
 """How a reduction is shared among runs: the same for all, or where it costs least.
 
-Both policies first take what costs nothing, the room between a run's ceiling and its draw, and only then reduce.
+All policies first take what costs nothing, the room between a run's ceiling and its draw, and only then reduce.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +16,7 @@ from ..elasticity.curve import CurveStack
 from ..units import MW_PER_W
 from .problem import Allocation, Policy, Problem, RunDemand
 from .rounding import lowest_cap_mw, whole_watts
-from .water import fill_level
-
-_PRICE_DIGITS: Final = 12
-"""Prices that agree in so many digits are one price: two ways to compute the same number differ by less."""
-
-
-class ProblemError(ValueError):
-    """A problem that contradicts itself; the message names the run."""
+from .solve import ProblemError, Shares, by_index, equal, marginal
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +31,7 @@ class _Runs:
     weight: NDArray[np.float64]
     flex_none: NDArray[np.bool_]
     curves: CurveStack
+    pfi: NDArray[np.float64] | None
 
     def total_mw(self, caps_mw: NDArray[np.int64]) -> int:
         return int((self.gpus * caps_mw).sum())
@@ -49,7 +43,9 @@ def allocate(problem: Problem, policy: Policy) -> Allocation:
     ``equal`` reduces every run by the same share of its draw; what a floor holds back is spread over the others.
     ``marginal`` minimises the sum over runs of gpus x weight x loss on the curves' convex minorants, exactly. When
     neither curves nor weights tell the runs apart it is ``equal``: an average curve is no ground to cut one run
-    deeper than another.
+    deeper than another. ``oracle`` is for studies: the same on curves that are the truth. ``pfi`` takes watts in
+    proportion to draw / weight x PFI (Eq. 2 of arXiv 2609.11542); where a PFI is unknown it takes the median of the
+    others, and when none is known it is ``equal``.
 
     If the floors do not fit, every run goes to its floor. If an emergency limit needs more, floors are passed by
     the same policy, runs with flex ``none`` last. Caps are whole watts, or the ceiling itself where uncut.
@@ -97,6 +93,8 @@ def _check(demand: RunDemand) -> None:
         )
     if demand.draw_mw < 1:
         raise ProblemError(f"run {demand.run}: a draw of {demand.draw_mw} mW; an unknown draw is the ceiling")
+    if demand.pfi is not None and not math.isfinite(demand.pfi):
+        raise ProblemError(f"run {demand.run}: a PFI of {demand.pfi} is no number; an unknown one is None")
     if not (math.isfinite(demand.weight) and demand.weight >= 0):
         raise ProblemError(f"run {demand.run}: weight {demand.weight} is no number >= 0")
 
@@ -116,6 +114,7 @@ def _as_arrays(demands: list[RunDemand]) -> _Runs:
         weight=np.array([d.weight for d in demands], dtype=np.float64),
         flex_none=np.array([d.flex_none for d in demands], dtype=bool),
         curves=CurveStack([d.curve for d in demands]),
+        pfi=_known_index(demands),
     )
 
 
@@ -142,68 +141,29 @@ def _share(
     else:
         start = np.maximum(1.0 - top_mw / runs.draw_mw, 0.0)
         end = np.maximum(1.0 - bottom_mw / runs.draw_mw, start)
-        if policy == "equal" or _indistinct(runs):
-            level = fill_level(start, end, runs.gpus * runs.draw_mw, need_mw - free_mw)
-            reduction = np.clip(level, start, end)
-        else:
-            reduction = _merit_order(runs, start, end, need_mw - free_mw)
+        shares = Shares(runs.gpus * runs.draw_mw, runs.gpus * runs.weight, start, end)
+        reduction = _reductions(runs, policy, shares, need_mw - free_mw + float((shares.watts * start).sum()))
         # Where nothing is reduced the cap is the start itself, not what is left of it after dividing and multiplying.
         caps = np.where(reduction > start, (1.0 - reduction) * runs.draw_mw, top_mw - room_mw)
     return whole_watts(caps, runs.gpus, top_mw, bottom_mw, budget_mw)
+
+
+def _reductions(runs: _Runs, policy: Policy, shares: Shares, need_mw: float) -> NDArray[np.float64]:
+    if policy == "pfi" and runs.pfi is not None:
+        return by_index(shares, runs.pfi, need_mw)
+    if policy == "oracle" or (policy == "marginal" and not _indistinct(runs)):
+        return marginal(shares, runs.curves, need_mw)
+    return equal(shares, need_mw)
 
 
 def _indistinct(runs: _Runs) -> bool:
     return bool((runs.weight == runs.weight[0]).all()) and runs.curves.all_same()
 
 
-def _merit_order(
-    runs: _Runs, start: NDArray[np.float64], end: NDArray[np.float64], need_mw: float
-) -> NDArray[np.float64]:
-    """The reductions of least total loss that free ``need_mw``; each run between its start and end, shape (runs,).
-
-    All straight pieces of all curves, sorted by loss per watt, are taken until the need is met. The curves are
-    convex, so no run's later piece is cheaper than an earlier one. Pieces of one price are filled to one level.
-    """
-    run, first, last, slope = _pieces_of_runs(runs, start, end)
-    price = runs.weight[run] * slope / runs.draw_mw[run]
-    price = _rounded(price)
-    watts_mw = (runs.gpus * runs.draw_mw)[run]
-    order = np.argsort(price, kind="stable")
-    price = price[order]
-    gives_mw = np.cumsum(((last - first) * watts_mw)[order])
-    place = min(int(np.searchsorted(gives_mw, need_mw)), order.size - 1)
-    tie_from = int(np.searchsorted(price, price[place], side="left"))
-    tie_to = int(np.searchsorted(price, price[place], side="right"))
-    taken, tied = order[:tie_from], order[tie_from:tie_to]
-    length = np.zeros(run.size)
-    length[taken] = (last - first)[taken]
-    still_mw = need_mw - (float(gives_mw[tie_from - 1]) if tie_from else 0.0)
-    level = fill_level(first[tied], last[tied], watts_mw[tied], still_mw)
-    length[tied] = np.clip(level, first[tied], last[tied]) - first[tied]
-    return start + np.bincount(run, weights=length, minlength=start.size)
-
-
-def _pieces_of_runs(
-    runs: _Runs, start: NDArray[np.float64], end: NDArray[np.float64]
-) -> tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Every run's own copy of its curve's pieces, clipped to start..end: run, first, last, slope, each (pieces,)."""
-    pieces = runs.curves.pieces()
-    by_curve = np.argsort(pieces.owner, kind="stable")
-    count = np.bincount(pieces.owner, minlength=len(runs.curves.curves))
-    offset = np.cumsum(count) - count
-    per_run = count[runs.curves.which]
-    run = np.repeat(np.arange(start.size), per_run)
-    nth = np.arange(run.size) - np.repeat(np.cumsum(per_run) - per_run, per_run)
-    piece = by_curve[offset[runs.curves.which][run] + nth]
-    first = np.maximum(pieces.start[piece], start[run])
-    last = np.minimum(pieces.end[piece], end[run])
-    real = last > first
-    return run[real], first[real], last[real], pieces.slope[piece][real]
-
-
-def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Round to a number of significant digits, so that equal prices compare equal."""
-    size = np.where(values > 0, values, 1.0)
-    unit = 10.0 ** (np.floor(np.log10(size)) - _PRICE_DIGITS)
-    result: NDArray[np.float64] = np.round(values / unit) * unit
-    return result
+def _known_index(demands: list[RunDemand]) -> NDArray[np.float64] | None:
+    """Each run's PFI, where unknown the median of the others; None when nothing is known of anyone."""
+    known = [d.pfi for d in demands if d.pfi is not None]
+    if not known:
+        return None
+    middle = statistics.median(known)
+    return np.array([middle if d.pfi is None else d.pfi for d in demands], dtype=np.float64)

@@ -11,7 +11,8 @@ from typing import Literal, TypeAlias
 from ..elasticity.curve import ElasticityCurve
 from ..model import Run
 
-Policy: TypeAlias = Literal["equal", "marginal"]
+Policy: TypeAlias = Literal["equal", "pfi", "marginal", "oracle"]
+"""``oracle`` is ``marginal`` on curves that are the truth: for studies, no site can choose it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class RunDemand:
     ``draw_mw``: its baseline draw; a reduction x means a cap of ``(1 - x) * draw_mw``.
     ``floor_mw``: the lowest cap under an economic limit; ``device_min_mw``: the lowest cap there is.
     ``curve``: the expected loss as a function of the reduction. ``weight``: value of a GPU-hour of its work.
+    ``pfi``: its Power Flexibility Index, None when unknown; all of one grid and GPU model, only ``pfi`` looks at it.
     ``flex_none``: passed by an emergency only after every other run stands at its device minimum.
     Always ``device_min_mw <= floor_mw <= ceiling_mw``.
     """
@@ -35,6 +37,7 @@ class RunDemand:
     curve: ElasticityCurve
     weight: float = 1.0
     flex_none: bool = False
+    pfi: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

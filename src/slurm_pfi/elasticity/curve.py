@@ -113,7 +113,10 @@ def lower_hulls(owner: IntArray, x: FloatArray, y: FloatArray) -> IntArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Straight pieces of convex curves, all of shape (n,): from ``start`` to ``end`` (reduction) at ``slope``."""
+    """Straight pieces of convex curves, all of shape (n,): from ``start`` to ``end`` (reduction) at ``slope``.
+
+    In the order of their curves and within a curve ascending; ``owner`` is the place of the distinct curve.
+    """
 
     owner: IntArray
     start: FloatArray
@@ -124,36 +127,78 @@ class Pieces:
 class CurveStack:
     """Many curves laid end to end, so that thousands of runs are handled without a Python loop.
 
-    ``which`` (shape (runs,)) maps each of the curves given to its place among the distinct ones.
+    ``which`` (shape (runs,)) maps each of the curves given to its place among the ``distinct`` ones.
     """
 
     def __init__(self, curves: Sequence[ElasticityCurve]) -> None:
         place: dict[int, int] = {}
-        self.curves: list[ElasticityCurve] = []
+        distinct: list[ElasticityCurve] = []
         which = np.empty(len(curves), dtype=np.intp)
         for number, curve in enumerate(curves):
             key = id(curve)
             if key not in place:
-                place[key] = len(self.curves)
-                self.curves.append(curve)
+                place[key] = len(distinct)
+                distinct.append(curve)
             which[number] = place[key]
-        self.which: IntArray = which
-        sizes = np.array([curve.reduction.size for curve in self.curves], dtype=np.intp)
-        self._owner: IntArray = np.repeat(np.arange(len(self.curves), dtype=np.intp), sizes)
+        sizes = np.array([curve.reduction.size for curve in distinct], dtype=np.intp)
+        empty = [np.empty(0)]
+        x = np.concatenate([curve.reduction for curve in distinct] or empty)
+        y = np.concatenate([curve.loss for curve in distinct] or empty)
+        self._lay_out(which, sizes, x, y, distinct)
+
+    @classmethod
+    def from_arrays(cls, reduction: ArrayLike, loss: ArrayLike) -> CurveStack:
+        """One curve a run: losses of shape (runs, points) at reductions of that shape, or (points,) for all.
+
+        What a single curve must keep holds here too. Raises CurveError, naming the row of the first curve that
+        does not.
+        """
+        y = np.asarray(loss, dtype=np.float64)
+        x = np.asarray(reduction, dtype=np.float64)
+        if y.ndim != 2 or y.shape[1] < 2 or x.shape not in (y.shape, y.shape[1:]):
+            raise CurveError(f"curves need shape (runs, 2 or more points), got {x.shape} and {y.shape}")
+        x = np.broadcast_to(x, y.shape)
+        _check_rows(x, y)
+        runs, points = y.shape
+        stack = cls.__new__(cls)
+        stack._lay_out(np.arange(runs), np.full(runs, points), x.ravel(), y.ravel(), None)
+        return stack
+
+    def _lay_out(
+        self,
+        which: IntArray,
+        sizes: IntArray,
+        x: FloatArray,
+        y: FloatArray,
+        curves: list[ElasticityCurve] | None,
+    ) -> None:
+        self.which = which
+        self.distinct: int = sizes.size
+        self._x, self._y = x, y
+        self._owner: IntArray = np.repeat(np.arange(sizes.size, dtype=np.intp), sizes)
         self._end: IntArray = np.cumsum(sizes)
         self._first: IntArray = self._end - sizes
-        empty = [np.empty(0)]
-        self._x: FloatArray = np.concatenate([curve.reduction for curve in self.curves] or empty)
-        self._y: FloatArray = np.concatenate([curve.loss for curve in self.curves] or empty)
+        self._curves = curves
+        self._pieces: Pieces | None = None
         self._tail: FloatArray = self._tail_slopes()
+
+    @property
+    def curves(self) -> list[ElasticityCurve]:
+        """The distinct curves one by one."""
+        if self._curves is None:
+            rows = zip(self._first.tolist(), self._end.tolist(), strict=True)
+            self._curves = [ElasticityCurve(self._x[i:j], self._y[i:j]) for i, j in rows]
+        return self._curves
 
     def all_same(self) -> bool:
         """Whether the curves given do not tell any two runs apart."""
-        first = self.curves[0] if self.curves else None
-        return first is None or all(
-            np.array_equal(first.reduction, other.reduction) and np.array_equal(first.loss, other.loss)
-            for other in self.curves[1:]
-        )
+        if self.distinct < 2:
+            return True
+        size = int(self._end[0])
+        if (self._end - self._first != size).any():
+            return False
+        x, y = self._x.reshape(-1, size), self._y.reshape(-1, size)
+        return bool((x == x[0]).all() and (y == y[0]).all())
 
     def loss_at(self, reduction: FloatArray) -> FloatArray:
         """Loss of each of the curves given at its own reduction, shape (runs,); as ElasticityCurve.loss_at."""
@@ -175,21 +220,26 @@ class CurveStack:
 
         The tail goes on past loss 1: there a loss is a price, and without it a run that has lost all looks free.
         """
+        if self._pieces is None:
+            self._pieces = self._cut()
+        return self._pieces
+
+    def _cut(self) -> Pieces:
         keep = lower_hulls(self._owner, self._x, self._y)
-        owner, x, y = self._owner[keep], self._x[keep], self._y[keep]
-        inner = owner[1:] == owner[:-1]
-        slope = np.diff(y)[inner] / np.diff(x)[inner]
-        end_x = self._x[self._end - 1]
-        open_ended = np.flatnonzero(end_x < 1.0).astype(np.intp)
-        return Pieces(
-            owner=np.concatenate((owner[1:][inner], open_ended)),
-            start=np.concatenate((x[:-1][inner], end_x[open_ended])),
-            end=np.concatenate((x[1:][inner], np.ones(open_ended.size))),
-            slope=np.concatenate((slope, self._tail[open_ended])),
-        )
+        owner, start, loss = self._owner[keep], self._x[keep], self._y[keep]
+        last = np.append(owner[1:] != owner[:-1], np.ones(min(owner.size, 1), dtype=bool))
+        end, slope = np.ones(owner.size), np.empty(owner.size)
+        inner = np.flatnonzero(~last)
+        end[inner] = start[inner + 1]
+        slope[inner] = (loss[inner + 1] - loss[inner]) / (end[inner] - start[inner])
+        slope[last] = self._tail
+        real = start < 1.0
+        if not real.all():  # a curve measured down to no draw at all has no tail
+            owner, start, end, slope = owner[real], start[real], end[real], slope[real]
+        return Pieces(owner=owner, start=start, end=end, slope=slope)
 
     def _tail_slopes(self) -> FloatArray:
-        if not self.curves:
+        if not self.distinct:
             return np.empty(0)
         inner = self._owner[1:] == self._owner[:-1]
         slope = np.full(self._x.size, -np.inf)
@@ -199,6 +249,26 @@ class CurveStack:
         to_corner = np.divide(1.0 - self._y[self._end - 1], left, out=np.zeros_like(left), where=left > 0)
         result: FloatArray = np.maximum(steepest, to_corner)
         return result
+
+
+def _check_rows(x: FloatArray, y: FloatArray) -> None:
+    """Raise CurveError unless every row is a curve; both of shape (runs, points)."""
+    checks = (
+        (~(np.isfinite(x) & np.isfinite(y)).all(axis=1), "a curve may hold finite numbers only"),
+        ((x[:, 0] != 0) | (y[:, 0] != 0), "a curve starts at reduction 0, loss 0"),
+        ((x[:, 1:] <= x[:, :-1]).any(axis=1) | (x[:, -1] > 1), "reductions must ascend and stay within 0..1"),
+        (
+            (y[:, 1:] < y[:, :-1]).any(axis=1) | (y[:, -1] > 1),
+            "losses may not fall and must stay within 0..1",
+        ),
+        (
+            (x[:, -1] == 1) & (y[:, -1] < 1),
+            "a GPU that draws nothing does nothing: the loss at reduction 1 is 1",
+        ),
+    )
+    for wrong, says in checks:
+        if wrong.any():
+            raise CurveError(f"curve in row {int(np.argmax(wrong))}: {says}")
 
 
 # ------------------------------------------------------------------------------------------- from measurements

@@ -1,0 +1,88 @@
+"""How far a plan may go from the equal cut: no further than what is known carries.
+
+The equal cut needs no knowledge and is nobody's fault. A plan made from learned curves is taken as far towards its
+end as the posterior certifies a gain, and no run goes much deeper than it has been seen to go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from ..elasticity.curve import CurveStack, FloatArray
+from .solve import Shares, equal, marginal
+
+STEPS: Final = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.08)
+"""Shares of the way from equal to the plan that are tried, the longest first."""
+
+SURE_SDS: Final = 0.5
+"""The expected gain has to exceed so many of its standard deviations."""
+
+TRUST: Final = 0.1
+TRUST_FEW: Final = 0.05
+FEW_RUNS: Final = 20
+"""No run goes more than so much (of its draw) beyond its deepest measured or equal reduction; less where few runs
+leave little for errors to average out over."""
+
+
+class Curves(Protocol):
+    """What the guard must know of learned curves: ``elasticity.posterior.Posterior`` is one."""
+
+    def mean(self) -> FloatArray: ...
+
+    def gain(self, before: FloatArray, after: FloatArray, value: FloatArray) -> tuple[float, float]: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Certified:
+    """Reductions that may be applied, (runs,), and why.
+
+    ``step``: the share of the way from equal to the plan that is certified, 0 for equal itself. ``gain`` and
+    ``gain_sd``: the expected saving against equal in units of value, and its standard deviation.
+    """
+
+    reduction: FloatArray
+    step: float
+    gain: float
+    gain_sd: float
+
+
+def trust_limit(shares: Shares, even: FloatArray, deepest: FloatArray) -> FloatArray:
+    """The greatest reductions that trust allows, (runs,), within those of ``shares``.
+
+    ``even``: the equal cut; ``deepest``: the deepest reduction measured of each run, 0 where none.
+    """
+    step = TRUST if shares.watts.size >= FEW_RUNS else TRUST_FEW
+    return np.minimum(shares.end, np.maximum(even, deepest) + step)
+
+
+def certify(curves: Curves, even: FloatArray, plan: FloatArray, value: FloatArray) -> Certified:
+    """The longest step from the equal cut towards a plan whose gain the posterior is sure enough of.
+
+    Both cuts free the same power, so every step between them does too. Gain and doubt both shrink with the step,
+    the doubt from unlike runs faster where the plan goes to extremes.
+    """
+    for step in STEPS:
+        reduction = even + step * (plan - even)
+        gain, sd = curves.gain(even, reduction, value)
+        if gain - SURE_SDS * sd > 0:
+            return Certified(reduction, step, gain, sd)
+    return Certified(even, 0.0, 0.0, 0.0)
+
+
+def convex_mean(mean: FloatArray, grid: FloatArray) -> CurveStack:
+    """Expected losses (runs, grid) as curves: not below zero, not above one, never falling, 0 at reduction 0."""
+    loss = np.maximum.accumulate(np.clip(mean, 0.0, 1.0), axis=1)
+    loss[:, 0] = 0.0
+    loss[:, -1] = 1.0
+    return CurveStack.from_arrays(grid, loss)
+
+
+def guarded(shares: Shares, curves: Curves, grid: FloatArray, deepest: FloatArray, need: float) -> Certified:
+    """The certified cut of a site: marginal on the expected losses within the trust limit, stepped back to safety."""
+    even = equal(shares, need)
+    within = Shares(shares.watts, shares.value, shares.start, trust_limit(shares, even, deepest))
+    plan = marginal(within, convex_mean(curves.mean(), grid), need)
+    return certify(curves, even, plan, shares.value)
