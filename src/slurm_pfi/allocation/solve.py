@@ -169,7 +169,8 @@ def _scaled(shares: Shares, need: float) -> tuple[FloatArray, float]:
 def _level(start: FloatArray, end: FloatArray, watts: FloatArray, extra: float) -> FloatArray:
     if extra <= 0 or not start.size:
         return start.copy()
-    return np.clip(fill_level(start, end, watts, extra), start, end)
+    level = fill_level(start, end, watts, extra)
+    return np.minimum(np.maximum(start, level), end)
 
 
 def _marginal_price(price: FloatArray, gives: FloatArray, need: float) -> float:

@@ -92,20 +92,28 @@ class ElasticityCurve:
 def lower_hulls(owner: IntArray, x: FloatArray, y: FloatArray) -> IntArray:
     """Indices of the lower convex hulls of many curves laid end to end, all of shape (n,), in their order.
 
-    ``owner`` names each point's curve; the points of a curve lie together and ascend in x. A point above the chord
-    of its neighbours is on no hull, whatever else goes, so all such points go at once, until none is left.
+    ``owner`` numbers each point's curve from 0 up; the points of a curve lie together and ascend in x. A point above
+    the chord of its neighbours is on no hull, whatever else goes, so all such points go at once. Curves that lost
+    a point are looked at again, until none is left.
     """
-    keep = np.arange(x.size, dtype=np.intp)
-    while keep.size > 2:
-        kx, ky, ko = x[keep], y[keep], owner[keep]
-        inner = ko[2:] == ko[:-2]
+    on_hull = np.ones(x.size, dtype=bool)
+    place: IntArray = np.arange(x.size, dtype=np.intp)
+    while place.size > 2:
         with np.errstate(divide="ignore", invalid="ignore"):  # steps between two curves are never looked at
-            slope = np.diff(ky) / np.diff(kx)
-            above = inner & (slope[:-1] >= slope[1:] - _SAME_SLOPE)
-        if not above.any():
+            slope = np.diff(y) / np.diff(x)
+            above = slope[:-1] >= slope[1:] - _SAME_SLOPE
+        above &= owner[2:] == owner[:-2]
+        gone = np.flatnonzero(above) + 1
+        if not gone.size:
             break
-        keep = keep[np.concatenate(([True], ~above, [True]))]
-    return keep
+        on_hull[place[gone]] = False
+        again = np.zeros(int(owner[-1]) + 1, dtype=bool)
+        again[owner[gone]] = True
+        left = again[owner]
+        left[gone] = False
+        rest = np.flatnonzero(left)
+        place, owner, x, y = place[rest], owner[rest], x[rest], y[rest]
+    return np.flatnonzero(on_hull)
 
 
 # ------------------------------------------------------------------------------------------------ many at once
@@ -157,9 +165,9 @@ class CurveStack:
         x = np.asarray(reduction, dtype=np.float64)
         if y.ndim != 2 or y.shape[1] < 2 or x.shape not in (y.shape, y.shape[1:]):
             raise CurveError(f"curves need shape (runs, 2 or more points), got {x.shape} and {y.shape}")
-        x = np.broadcast_to(x, y.shape)
-        _check_rows(x, y)
+        _check_rows(np.atleast_2d(x), y)
         runs, points = y.shape
+        x = np.broadcast_to(x, y.shape)
         stack = cls.__new__(cls)
         stack._lay_out(np.arange(runs), np.full(runs, points), x.ravel(), y.ravel(), None)
         return stack
@@ -241,9 +249,10 @@ class CurveStack:
     def _tail_slopes(self) -> FloatArray:
         if not self.distinct:
             return np.empty(0)
-        inner = self._owner[1:] == self._owner[:-1]
         slope = np.full(self._x.size, -np.inf)
-        slope[1:][inner] = np.diff(self._y)[inner] / np.diff(self._x)[inner]
+        with np.errstate(divide="ignore", invalid="ignore"):  # steps between two curves are overwritten
+            np.divide(np.diff(self._y), np.diff(self._x), out=slope[:-1])
+        slope[self._end - 1] = -np.inf
         steepest = np.maximum.reduceat(slope, self._first)
         left = 1.0 - self._x[self._end - 1]
         to_corner = np.divide(1.0 - self._y[self._end - 1], left, out=np.zeros_like(left), where=left > 0)
@@ -252,23 +261,29 @@ class CurveStack:
 
 
 def _check_rows(x: FloatArray, y: FloatArray) -> None:
-    """Raise CurveError unless every row is a curve; both of shape (runs, points)."""
+    """Raise CurveError unless every row is a curve; y of shape (runs, points), x too or (1, points).
+
+    Each check says what must hold, so that NaN fails it.
+    """
     checks = (
-        (~(np.isfinite(x) & np.isfinite(y)).all(axis=1), "a curve may hold finite numbers only"),
-        ((x[:, 0] != 0) | (y[:, 0] != 0), "a curve starts at reduction 0, loss 0"),
-        ((x[:, 1:] <= x[:, :-1]).any(axis=1) | (x[:, -1] > 1), "reductions must ascend and stay within 0..1"),
+        ((x[:, 0] == 0) & (y[:, 0] == 0), "a curve starts at reduction 0, loss 0"),
+        ((x[:, 1:] > x[:, :-1]).all(axis=1) & (x[:, -1] <= 1), "reductions must ascend and stay within 0..1"),
         (
-            (y[:, 1:] < y[:, :-1]).any(axis=1) | (y[:, -1] > 1),
+            (y[:, 1:] >= y[:, :-1]).all(axis=1) & (y[:, -1] <= 1),
             "losses may not fall and must stay within 0..1",
         ),
         (
-            (x[:, -1] == 1) & (y[:, -1] < 1),
+            (x[:, -1] < 1) | (y[:, -1] >= 1),
             "a GPU that draws nothing does nothing: the loss at reduction 1 is 1",
         ),
     )
-    for wrong, says in checks:
-        if wrong.any():
-            raise CurveError(f"curve in row {int(np.argmax(wrong))}: {says}")
+    for right, says in checks:
+        if not right.all():
+            row = int(np.argmin(right))
+            some = np.append(x[min(row, x.shape[0] - 1)], y[row : row + 1])
+            if not np.isfinite(some).all():
+                says = "a curve may hold finite numbers only"
+            raise CurveError(f"curve in row {row}: {says}")
 
 
 # ------------------------------------------------------------------------------------------- from measurements
