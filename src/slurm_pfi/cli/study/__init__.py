@@ -1,0 +1,15 @@
+"""``slurm-pfi study``: how well the policies do, on model data and on measured curves."""
+
+from __future__ import annotations
+
+import click
+
+from . import paper
+
+
+@click.group()
+def study() -> None:
+    """Try the policies on many sets of runs, and print what each of them loses."""
+
+
+study.add_command(paper.paper)
