@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from slurm_pfi.elasticity.curve import CurveError
-from slurm_pfi.elasticity.index import GridMismatchError, pfi
+from slurm_pfi.elasticity.curve import CurveError, ElasticityCurve, curve_from_measurements
+from slurm_pfi.elasticity.index import GridMismatchError, pfi, pfi_on_grid
 
 SWEEPS = Path(__file__).parent / "data" / "h200_model_sweeps.csv"
 SIX_CAPS = (200.0, 300.0, 400.0, 500.0, 600.0, 700.0)
@@ -89,3 +90,83 @@ def test_values_of_different_grids_or_gpu_models_are_not_compared() -> None:
             six.difference(wrong)
         with pytest.raises(GridMismatchError):
             assert six < wrong
+
+
+def test_what_leaving_non_binding_points_out_changes() -> None:
+    """Two jobs draw little more than 600 W: their headline values lean on a point of almost no loss."""
+    jobs = model_sweeps(all_caps=False)
+    for job, rows in jobs.items():
+        sweep = figures(rows)
+        every = pfi(*sweep, all_points=True, samples=10)
+        deviation = pfi(*sweep, samples=10).difference(every)
+        expected = {"Q30A3 FT": -0.24, "oss FT 2k": -0.20}.get(job, 0.0)
+        assert deviation == pytest.approx(expected, abs=0.01), job
+
+
+def test_values_of_the_four_cap_grid_come_out_but_for_the_known_exception() -> None:
+    """arXiv 2609.11542, App. D.3: the jobs measured on six caps, indexed on 200/500/600/700 W."""
+    published = {
+        "L70 FT nc": 1.37, "L70 FT c": 1.44, "L70 PT c": 1.33, "L70 PT nc": 1.43, "Q32 PT nc": 1.42,
+        "Q32 PT c": 1.67, "oss FT 2k": 1.98, "Q30A3 FT": 2.22, "oss FT 4k": 3.32, "oss PT EP1 c": 1.40,
+        "Q30 PT EP1": 1.40, "oss PT EP8 c": 1.57, "oss PT EP4 c": 1.65, "Q30 PT EP8": 1.67, "oss PT EP8 nc": 1.66,
+        "oss PT EP1 nc": 1.16,
+    }  # fmt: skip
+    far = set()
+    for job, value in published.items():
+        rows = [row for row in model_sweeps(all_caps=True)[job] if row["cap_w"] not in {"300", "400"}]
+        made = pfi(*figures(rows), all_points=True, samples=10)
+        assert made.grid_w == (200, 500, 600, 700)
+        if abs(made.value - value) > 0.12:
+            far.add(job)
+    assert far == {"oss PT EP1 nc"}
+
+
+def test_a_sweep_that_shows_only_noise_has_no_value() -> None:
+    with pytest.raises(CurveError, match="lowered the draw"):
+        pfi([400, 300, 200], [200, 201, 205], [1.0, 0.95, 0.9])
+
+
+def test_from_one_grid_to_another_by_the_curve() -> None:
+    rows = model_sweeps(all_caps=True)["Q32 PT c"]
+    sweep = figures(rows)
+    curve, _ = curve_from_measurements(*sweep)
+    six = pfi_on_grid(curve, SIX_CAPS, 700, gpu_model="H200", samples=100)
+    direct = pfi(*sweep, gpu_model="H200", samples=100)
+    assert six.value == pytest.approx(direct.value, abs=1e-4)
+    assert (six.low, six.high) == pytest.approx((direct.low, direct.high), abs=1e-3)
+    four = pfi_on_grid(
+        curve, (700, 200, 600, 500, 500), 700, source="predicted", gpu_model="H200", samples=10
+    )
+    assert four.grid_w == (200, 500, 600, 700)
+    assert four.source == "predicted"
+    assert four.value == pytest.approx(1.649, abs=0.002)
+    with pytest.raises(GridMismatchError):
+        four.difference(six)
+
+
+def test_on_a_grid_the_job_draws_no_more_than_it_does() -> None:
+    curve = ElasticityCurve(np.array([0, 0.25, 0.5]), np.array([0, 0.1, 0.5]))
+    made = pfi_on_grid(curve, (200, 300, 500), 400, samples=10)  # 500 W does not bind
+    assert made.value == pytest.approx((0.25 / 0.1 + 0.5 / 0.5) / 2)
+    bound = pfi_on_grid(curve, (200, 300), 400, samples=10)  # 300 W does: the index is relative to it
+    assert bound.value == pytest.approx((1 - 200 / 300) / (1 - 0.5 / 0.9))
+    idle = pfi_on_grid(curve, (200, 450, 500), 400, samples=10)
+    assert (idle.used, idle.left_out) == (1, 1)
+
+
+def test_a_grid_deeper_than_the_curve_is_refused_or_pessimistic() -> None:
+    curve = ElasticityCurve(np.array([0, 0.25, 0.5]), np.array([0, 0.1, 0.5]))
+    with pytest.raises(CurveError, match="measured to 50"):
+        pfi_on_grid(curve, (100, 400), 400)
+    straight = ElasticityCurve(np.array([0, 0.25, 0.5]), np.array([0, 0.1, 0.2]))
+    made = pfi_on_grid(straight, (160, 400), 400, extrapolate=True, samples=10)
+    assert made.value < 0.6 / 0.24  # less than its slope would promise
+    for grid, draw in (((400,), 400.0), ((400, -1), 400.0), ((400, 300), float("nan")), ((400, 300), 0.0)):
+        with pytest.raises(CurveError):
+            pfi_on_grid(curve, grid, draw)
+
+
+def test_spellings_of_one_gpu_model_are_compared() -> None:
+    sweep = ([400, 300, 200], [380, 304, 190], [2.0, 1.8, 1.0])
+    one, other = (pfi(*sweep, gpu_model=name, samples=10) for name in ("A100", "NVIDIA A100-SXM4-80GB"))
+    assert one.difference(other) == 0

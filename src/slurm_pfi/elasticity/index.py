@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .curve import CurveError, FloatArray, Sweep, read_sweep
+from .curve import CurveError, ElasticityCurve, FloatArray, Sweep, read_sweep
+from .names import same_gpu
 
 PfiSource: TypeAlias = Literal["measured", "predicted", "declared", "default"]
 
@@ -49,7 +51,7 @@ class Pfi:
             raise GridMismatchError(
                 f"PFI on the caps {_caps(self)} W and on {_caps(other)} W: go from one grid to the other by a curve"
             )
-        if self.gpu_model != other.gpu_model:
+        if self.gpu_model != other.gpu_model and not same_gpu(self.gpu_model, other.gpu_model):
             raise GridMismatchError(
                 f"PFI of {self.gpu_model or 'no'} and {other.gpu_model or 'no'} GPU model"
             )
@@ -67,6 +69,7 @@ def pfi(
     *,
     gpu_model: str = "",
     all_points: bool = False,
+    source: PfiSource = "measured",
     power_cov: float = POWER_COV,
     throughput_cov: float = THROUGHPUT_COV,
     samples: int = SAMPLES,
@@ -77,13 +80,16 @@ def pfi(
     Caps and draws (W per GPU) and throughputs (any unit), each of shape (n,); the highest cap is the uncapped point.
     Points with a loss under 1 % are left out and counted; with ``all_points``, as in the paper, only those whose
     throughput is that of the uncapped point. The interval resamples all draws and throughputs with the noise given.
-    Raises CurveError as ``read_sweep`` does, and when no point is left.
+    Raises CurveError as ``read_sweep`` does, when no point is left, and when none of those left drew less.
     """
     sweep = read_sweep(cap_w, power_w, throughput)
     reduction, loss = _reduction_and_loss(sweep.power_w, sweep.throughput)
     used = loss != 0 if all_points else loss >= SMALLEST_LOSS
     if not used.any():
-        raise CurveError("no capped point lost throughput: the PFI is not defined")
+        least = "" if all_points else f" of {SMALLEST_LOSS:.0%} or more"
+        raise CurveError(f"no capped point lost throughput{least}: the PFI is not defined")
+    if not (reduction[used] > 0).any():
+        raise CurveError("no cap that lost throughput lowered the draw: the PFI is not defined")
     low, high = _interval(
         sweep, used, np.random.default_rng(seed), samples, power_cov=power_cov, throughput_cov=throughput_cov
     )
@@ -94,8 +100,51 @@ def pfi(
         grid_w=tuple(sorted(sweep.cap_w.tolist())),
         used=int(used.sum()),
         left_out=int((~used).sum()),
-        source="measured",
+        source=source,
         gpu_model=gpu_model,
+    )
+
+
+def pfi_on_grid(
+    curve: ElasticityCurve,
+    grid_w: Sequence[float],
+    draw_w: float,
+    *,
+    source: PfiSource = "measured",
+    gpu_model: str = "",
+    all_points: bool = False,
+    extrapolate: bool = False,
+    samples: int = SAMPLES,
+    seed: int = 0,
+) -> Pfi:
+    """The PFI of a curve on another grid of caps (W): the only way from one grid to another.
+
+    ``draw_w``: the job's uncapped draw per GPU. At each cap the job draws the lesser of cap and draw, and loses what
+    the curve says; the highest cap of the grid is the uncapped point, whether or not it binds. Points and interval
+    as in ``pfi``. Raises CurveError as ``pfi`` does, and when the grid goes deeper than the curve was measured, unless
+    ``extrapolate`` allows the pessimistic continuation.
+    """
+    cap_w = np.array(sorted({float(cap) for cap in grid_w}, reverse=True))
+    if cap_w.size < 2 or not (np.isfinite(cap_w).all() and cap_w[-1] > 0):
+        raise CurveError("a grid needs two or more different caps above zero")
+    if not (np.isfinite(draw_w) and draw_w > 0):
+        raise CurveError(f"the uncapped draw must be a number above zero, got {draw_w:g}")
+    power_w = np.minimum(cap_w, draw_w)
+    reduction = 1.0 - power_w / draw_w
+    deepest = float(curve.reduction[-1])
+    if not extrapolate and reduction[-1] > deepest + 1e-6:
+        raise CurveError(
+            f"a cap of {cap_w[-1]:g} W is a reduction of {reduction[-1]:.1%}, the curve was measured to {deepest:.1%}"
+        )
+    return pfi(
+        cap_w,
+        power_w,
+        1.0 - curve.loss_at(reduction),
+        gpu_model=gpu_model,
+        all_points=all_points,
+        source=source,
+        samples=samples,
+        seed=seed,
     )
 
 
@@ -118,7 +167,10 @@ def _interval(
         sweep.power_w * (1.0 + power_cov * rng.standard_normal(shape)),
         sweep.throughput * (1.0 + throughput_cov * rng.standard_normal(shape)),
     )
-    values = (reduction[:, used] / loss[:, used]).mean(axis=1)
+    with np.errstate(
+        divide="ignore", invalid="ignore"
+    ):  # a sample without a loss lies at the end of the order
+        values = (reduction[:, used] / loss[:, used]).mean(axis=1)
     low, high = np.percentile(values, (2.5, 97.5))
     return float(low), float(high)
 
