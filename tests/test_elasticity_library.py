@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import pytest
 
+from slurm_pfi.elasticity import library as library_module
 from slurm_pfi.elasticity.curve import CurveError, curve_from_measurements
-from slurm_pfi.elasticity.library import COLUMNS, Library, LibraryError, greatest_reduction
+from slurm_pfi.elasticity.index import pfi, pfi_on_grid
+from slurm_pfi.elasticity.library import Library, LibraryError, greatest_reduction
+from slurm_pfi.sim.model_curves import text as model_text
 from tests.test_elasticity_index import SIX_CAPS, figures, model_sweeps
 
 Points: TypeAlias = list[tuple[float, float, float]]
-HEADER = ",".join(COLUMNS)
+HEADER = "curve_id,gpu,family,workload,cap_w,power_w_per_gpu,throughput,source,licence"
 
 
 @pytest.fixture(scope="module")
@@ -143,14 +147,105 @@ def test_curves_that_say_nothing_are_left_out_by_name() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "no column curve_id"),
-        ("curve_id,gpu\na,b", "no column family"),
+        ("", "test: the file is empty"),
+        ("curve_id,gpu\na,b", "test: no column cap_w"),
         (HEADER, "at least one usable curve"),
-        (file_of(("a", "A100", "x", [(400.0, 400.0, 1.0), (300.0, -1.0, 0.9)])), "test: curve a: draw -1"),
-        (file_of(("a", "A100", "x", SOFT)).replace("0.9", "fast"), "test: curve a: .*fast"),
-        (file_of(("a", "A100", "x", SOFT)) + "\na,A100", "test: curve a"),
+        (file_of(("a", "A100", "x", [(400.0, 400.0, 1.0), (300.0, -1.0, 0.9)])), "curve a, line 3: .*'-1.0'"),
+        (file_of(("a", "A100", "x", SOFT)).replace("0.9", "fast"), "test: .*curve a, line 3: .*fast"),
+        (file_of(("a", "A100", "x", SOFT)) + "\na,A100", "test: .*curve a, line 6: 2 fields"),
     ],
 )
 def test_files_that_cannot_be_used(text: str, says: str) -> None:
     with pytest.raises(LibraryError, match=says):
         Library.from_csv(text, origin="test")
+
+
+def test_one_bad_curve_does_not_lose_the_good_ones() -> None:
+    text = file_of(("a", "A100", "x", SOFT), ("b", "A100", "x", [(400, 400, 0.0), (300, 300, 0.9)]))
+    made = Library.from_csv(text, origin="test")
+    assert [curve.curve_id for curve in made.curves] == ["a"]
+    ((name, reason),) = made.left_out
+    assert name == "b"
+    assert "line 6: throughput '0.0'" in reason
+
+
+def test_a_draw_that_nobody_measured_makes_no_library_curve() -> None:
+    rows = file_of(("a", "H100", "x", SOFT)).splitlines()
+    text = "\n".join([f"{rows[0]},power_basis", *(f"{row},cap (draw not reported)" for row in rows[1:])])
+    with pytest.raises(LibraryError, match="draw was not measured"):
+        Library.from_csv(text, origin="test")
+
+
+def test_model_curves_only_when_asked_for(library: Library) -> None:
+    assert {curve.basis for curve in library.curves} == {"measured"}
+    both = Library.load_default(model_curves=True)
+    model = [curve for curve in both.curves if curve.basis == "model"]
+    assert len(model) == 25
+    assert {curve.gpu_model for curve in model} == {"H200"}
+    assert {curve.family for curve in model} == {"llama", "qwen", "gpt"}
+    assert {curve.task for curve in model} == {"FT", "PT"}
+    assert len(both.curves) == len(library.curves) + 25
+    assert not both.left_out
+
+
+def test_model_curves_are_those_of_the_model_and_give_its_index() -> None:
+    shipped = Path(library_module.__file__).parent / "data" / "h200_model_curves.csv"
+    assert shipped.read_text(encoding="utf-8") == model_text()
+    curves = {curve.curve_id: curve for curve in Library.from_csv(model_text(), origin="model").curves}
+    for job, rows in model_sweeps(all_caps=False).items():
+        cap_w, power_w, throughput = figures(rows)
+        made = curves["h200_model_" + "_".join(job.lower().replace("/", " ").split())]
+        on_grid = pfi_on_grid(made.curve, cap_w, max(power_w), samples=10)
+        assert on_grid.value == pytest.approx(pfi(cap_w, power_w, throughput, samples=10).value, abs=2e-3), (
+            job
+        )
+
+
+def test_a_site_adds_its_own_curves(library: Library) -> None:
+    text = file_of(("ours", "NVIDIA A100-SXM4-80GB", "llama_70b", SOFT), ("new", "NVIDIA B200", "x", HARD))
+    made = library.extended(text, origin="site.csv")
+    assert len(made.curves) == len(library.curves) + 2
+    assert made.gpu_models == ("A100", "NVIDIA B200", "Quadro RTX 6000", "V100")
+    weight = dict(zip((curve.curve_id for curve in made.curves), made.weights(), strict=True))
+    assert sum(weight.values()) == pytest.approx(1)
+    assert weight["new"] == pytest.approx(1 / 4)
+    assert weight["ours"] == pytest.approx(
+        1 / 4 / 2 / 4
+    )  # llama and mpt on the A100; llama has three and this one
+    with pytest.raises(LibraryError, match=r"site\.csv: curve ours, new is in the library"):
+        made.extended(text, origin="site.csv")
+    with pytest.raises(LibraryError, match="no column"):
+        library.extended("a,b\n1,2", origin="site.csv")
+
+
+def test_curves_are_left_out_whatever_the_spelling(library: Library) -> None:
+    assert library.without(gpu_models=["NVIDIA A100-SXM4-80GB"]).gpu_models == ("Quadro RTX 6000", "V100")
+    assert library.without(gpu_models="Quadro RTX6000").gpu_models == ("A100", "V100")
+    assert library.without(gpu_models=["A10", "H100"]).gpu_models == library.gpu_models
+    rest = library.without(families=["BERT-large", "ResNet-50"])
+    assert {curve.family for curve in rest.curves} == {"deepspeech", "shufflenet", "llama", "mpt"}
+    one = library.curves[3].curve_id
+    assert one not in {curve.curve_id for curve in library.without(curve_ids=[one]).curves}
+    assert len(library.without(curve_ids=[one, "nobody"]).curves) == len(library.curves) - 1
+
+
+def test_an_empty_library_says_so_only_where_a_curve_is_needed(library: Library) -> None:
+    empty = library.without(gpu_models=library.gpu_models)
+    assert empty.curves == ()
+    assert empty.gpu_models == ()
+    assert empty.weights().shape == (0,)
+    assert greatest_reduction(0.0, empty) == 0
+    for needs in (
+        empty.mean,
+        empty.quantile,
+        lambda: empty.default_pfi(SIX_CAPS),
+        lambda: greatest_reduction(0.1, empty),
+    ):
+        with pytest.raises(LibraryError, match="holds no curve"):
+            needs()
+
+
+def test_a_gpu_model_is_not_taken_for_one_whose_name_it_begins_with() -> None:
+    made = Library.from_csv(file_of(("a", "A10", "x", HARD), ("b", "V100", "x", SOFT)), origin="test")
+    assert made.mean("NVIDIA A100-SXM4-80GB") is made.mean()
+    assert float(made.mean("NVIDIA A10").loss_at(0.5)) == pytest.approx(0.5, abs=1e-6)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from statistics import NormalDist
 from typing import Final
 
 import numpy as np
 
-from .curve import CurveError, ElasticityCurve, FloatArray, Repairs, curve_from_measurements
-from .index import SMALLEST_LOSS, Pfi
-
-COLUMNS: Final = (
-    "curve_id", "gpu", "family", "workload", "cap_w", "power_w_per_gpu", "throughput", "source", "licence",
-)  # fmt: skip
+from .curve import CurveError, ElasticityCurve, FloatArray, Repairs
+from .curvefile import Basis, CurveFileError, FileCurve, read_curves
+from .index import Pfi
+from .names import family_key, gpu_key, same_gpu
+from .prior_quantile import default_index, mean_curve, quantile_curve
 
 MIN_POINTS: Final = 3
 MIN_POINT_REDUCTION: Final = 0.01
@@ -25,27 +21,20 @@ MIN_DEEPEST_REDUCTION: Final = 0.2
 """A curve is usable if it has so many points that cut the draw by more than 1 %, the deepest by a fifth. A job that
 hardly draws power shows noise where others show a slope, and continued to deep cuts that noise is a cliff."""
 
-_GRID: Final = np.linspace(0.0, 1.0, 101)
-_ATOMS: Final = np.array([NormalDist().inv_cdf((i + 0.5) / 40) for i in range(40)])
-
-# How far an unseen GPU model, and an unseen job on it, may lie from the mean loss: one standard deviation as a share
-# of that loss, and a rest that is there from small reductions on. Wider than what the curves here show of each other:
-# they come from three GPU models only.
-_MODEL_SPREAD: Final = (0.40, 0.004)
-_JOB_SPREAD: Final = (0.25, 0.006)
-_SPREAD_RISE: Final = 0.03
-
 FLOOR_QUANTILE: Final = 0.977
 """Two standard deviations, one-sided: what it takes to keep the promised 95 % on GPU models left out of the library."""
 
+MEASURED_FILE: Final = "curves.csv"
+MODEL_FILE: Final = "h200_model_curves.csv"
+
 
 class LibraryError(ValueError):
-    """A file of curves that cannot be used; the message names file, line or curve."""
+    """A file of curves that cannot be used, or a library without curves; the message names file, line or curve."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LibraryCurve:
-    """One measured curve with where it comes from."""
+    """One curve with where it comes from. ``family`` is a family key; ``basis`` tells measured from model curves."""
 
     curve_id: str
     gpu_model: str
@@ -55,97 +44,134 @@ class LibraryCurve:
     repairs: Repairs
     source: str
     licence: str
+    task: str = ""
+    basis: Basis = "measured"
 
 
 class Library:
-    """Measured curves, weighted so that GPU models count alike, and within each the families of workloads.
+    """Curves, weighted so that GPU models count alike, and within each the families of workloads.
 
-    ``left_out`` names the curves that were not usable, with the reason.
+    ``left_out`` names the curves of files that were not usable, with the reason. A library may be empty: it has no
+    weights then, and whatever needs a curve raises LibraryError.
     """
 
     def __init__(self, curves: Sequence[LibraryCurve], left_out: Sequence[tuple[str, str]] = ()) -> None:
-        if not curves:
-            raise LibraryError("a library needs at least one usable curve")
         self.curves: tuple[LibraryCurve, ...] = tuple(curves)
         self.left_out: tuple[tuple[str, str], ...] = tuple(left_out)
         self._means: dict[str, ElasticityCurve] = {}
         self._quantiles: dict[float, ElasticityCurve] = {}
 
     @classmethod
-    def load_default(cls) -> Library:
-        """The curves shipped with the package."""
-        place = resources.files(__package__).joinpath("data/curves.csv")
-        return cls.from_csv(place.read_text(encoding="utf-8"), origin="curves.csv")
+    def load_default(cls, *, model_curves: bool = False) -> Library:
+        """The curves shipped with the package: the measured ones, with ``model_curves`` also the 25 H200 model jobs."""
+        library = cls.from_csv(_shipped(MEASURED_FILE), origin=MEASURED_FILE)
+        return library.extended(_shipped(MODEL_FILE), origin=MODEL_FILE) if model_curves else library
 
     @classmethod
     def from_csv(cls, text: str, *, origin: str) -> Library:
-        """Read curves from CSV text with the columns of COLUMNS, one row a measured cap; others are ignored.
+        """Curves of a curve file (see ``curvefile``). What cannot be used is in ``left_out``.
 
-        Raises LibraryError on a missing column, a figure that is no number, a curve that makes no sense, or when
-        no usable curve is left.
+        A curve is left out when the file reader skips it, when its draw was not measured, and when it shows too
+        little (MIN_POINTS, MIN_DEEPEST_REDUCTION). Raises LibraryError when the file cannot be read, or when no
+        usable curve is left.
         """
-        rows = csv.DictReader(io.StringIO(text))
-        missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
-        if missing:
-            raise LibraryError(f"{origin}: no column {', '.join(missing)}")
-        groups: dict[str, list[dict[str, str]]] = {}
-        for row in rows:
-            groups.setdefault(row["curve_id"], []).append(row)
+        try:
+            file = read_curves(text, origin=origin)
+        except CurveFileError as error:
+            raise LibraryError(str(error)) from error
         curves: list[LibraryCurve] = []
-        left_out: list[tuple[str, str]] = []
-        for curve_id, points in groups.items():
-            curve = _read_curve(curve_id, points, origin)
-            reason = _not_usable(curve.curve)
-            if reason:
-                left_out.append((curve_id, reason))
+        left_out = [(one.curve_id, str(one)) for one in file.skipped]
+        for entry in file.curves:
+            made = _library_curve(entry)
+            if isinstance(made, str):
+                left_out.append((entry.curve_id, made))
             else:
-                curves.append(curve)
+                curves.append(made)
+        if not curves:
+            why = f": {left_out[0][0]}: {left_out[0][1]}" if left_out else ""
+            raise LibraryError(f"{origin}: a library needs at least one usable curve{why}")
         return cls(curves, left_out)
+
+    def extended(self, text: str, *, origin: str) -> Library:
+        """This library and those of a site's own file. Raises LibraryError as ``from_csv``, and on a curve_id taken."""
+        more = Library.from_csv(text, origin=origin)
+        taken = {curve.curve_id for curve in self.curves}
+        twice = [curve.curve_id for curve in more.curves if curve.curve_id in taken]
+        if twice:
+            raise LibraryError(
+                f"{origin}: curve {', '.join(twice[:3])} is in the library already: give it another curve_id"
+            )
+        return Library(self.curves + more.curves, self.left_out + more.left_out)
 
     @property
     def gpu_models(self) -> tuple[str, ...]:
-        return tuple(sorted({curve.gpu_model for curve in self.curves}))
+        """One name for each GPU model, in the spelling of its first curve, sorted."""
+        names: dict[str, str] = {}
+        for curve in self.curves:
+            names.setdefault(gpu_key(curve.gpu_model), curve.gpu_model)
+        return tuple(sorted(names.values()))
 
-    def without(self, gpu_models: Iterable[str]) -> Library:
-        """This library less some GPU models, to see what it says of a model that it does not hold."""
-        gone = set(gpu_models)
-        return Library([curve for curve in self.curves if curve.gpu_model not in gone], self.left_out)
+    def without(
+        self, gpu_models: Iterable[str] = (), families: Iterable[str] = (), curve_ids: Iterable[str] = ()
+    ) -> Library:
+        """This library less some curves, to see what it says of what it does not hold; it may be empty.
+
+        GPU models and families are compared as ``gpu_key`` and ``family_key`` spell them.
+        """
+        gone_models = {gpu_key(name) for name in _names(gpu_models)}
+        gone_families = {family_key(name) for name in _names(families)}
+        gone_ids = set(_names(curve_ids))
+        return Library(
+            [
+                curve
+                for curve in self.curves
+                if gpu_key(curve.gpu_model) not in gone_models
+                and family_key(curve.family) not in gone_families
+                and curve.curve_id not in gone_ids
+            ],
+            self.left_out,
+        )
 
     def weights(self) -> FloatArray:
-        """Weight of each curve, shape (curves,), summing to 1."""
+        """Weight of each curve, shape (curves,), summing to 1; of shape (0,) when there is none."""
+        kinds = [(gpu_key(curve.gpu_model), family_key(curve.family)) for curve in self.curves]
         families: dict[str, dict[str, int]] = {}
-        for curve in self.curves:
-            of_model = families.setdefault(curve.gpu_model, {})
-            of_model[curve.family] = of_model.get(curve.family, 0) + 1
+        for model, family in kinds:
+            of_model = families.setdefault(model, {})
+            of_model[family] = of_model.get(family, 0) + 1
         return np.array(
-            [
-                1 / len(families) / len(families[c.gpu_model]) / families[c.gpu_model][c.family]
-                for c in self.curves
-            ]
+            [1 / len(families) / len(families[model]) / families[model][family] for model, family in kinds]
         )
 
     def mean(self, gpu_model: str | None = None) -> ElasticityCurve:
         """The mean loss of the curves as a convex curve; of one GPU model's alone if the library holds it.
 
         ``gpu_model`` is the name that the driver gives. The curve ends where less than half of the weight was
-        measured, and is continued pessimistically from there.
+        measured, and is continued pessimistically from there. Raises LibraryError when the library is empty.
         """
-        known = self._known_model(gpu_model)
+        curves = self._some_curves()
+        known = gpu_key(gpu_model or "")
+        if known not in {gpu_key(curve.gpu_model) for curve in self.curves}:
+            known = ""
         if known not in self._means:
-            others = [model for model in self.gpu_models if known and model != known]
-            self._means[known] = (self.without(others) if others else self)._mean()
+            if known:
+                of_model = Library([c for c in self.curves if same_gpu(c.gpu_model, known)])
+                self._means[known] = mean_curve(of_model._some_curves(), of_model.weights())
+            else:
+                self._means[known] = mean_curve(curves, self.weights())
         return self._means[known]
 
     def quantile(self, q: float = FLOOR_QUANTILE) -> ElasticityCurve:
         """Loss that a job of an unknown kind on an unknown GPU model stays below with probability ``q``, (0, 1).
 
         At each reduction: the quantile of the curves, weighted, each widened by a normal spread for an unseen GPU
-        model and an unseen job. Not convex in general; meant for floors, not for sharing.
+        model and an unseen job. Not convex in general; meant for floors, not for sharing. Raises ValueError on
+        another ``q`` and LibraryError when the library is empty.
         """
         if not 0 < q < 1:
             raise ValueError(f"a quantile lies between 0 and 1, got {q}")
         if q not in self._quantiles:
-            self._quantiles[q] = self._quantile(q)
+            self._quantiles[q] = quantile_curve(self._some_curves(), self.weights(), q)
         return self._quantiles[q]
 
     def default_pfi(self, grid_w: Sequence[float]) -> Pfi:
@@ -153,61 +179,15 @@ class Library:
 
         The job is taken to draw its cap. Value and interval are the median and the 2.5 % and 97.5 % quantiles of
         the library's curves read on that grid, each widened by the spread of unseen GPU models and jobs.
-        Raises CurveError when the grid has fewer than two caps, or none that costs a loss.
+        Raises CurveError when the grid has fewer than two caps, or none that costs a loss, and LibraryError when the
+        library is empty.
         """
-        grid = sorted({float(cap) for cap in grid_w})
-        if len(grid) < 2 or not (np.isfinite(grid).all() and grid[0] > 0):
-            raise CurveError("a grid needs two or more different caps above zero")
-        reduction = 1.0 - np.array(grid[:-1]) / grid[-1]
-        loss = np.array([curve.curve.loss_at(reduction) for curve in self.curves])
-        counted = loss >= SMALLEST_LOSS
-        ratio = np.divide(reduction, loss, out=np.zeros_like(loss), where=counted)
-        some = counted.any(axis=1)
-        if not some.any():
-            raise CurveError(f"no curve loses 1 % at {grid[0]:g} of {grid[-1]:g} W: the PFI is not defined")
-        values = ratio[some].sum(axis=1) / counted[some].sum(axis=1)
-        spread = np.exp(np.hypot(_MODEL_SPREAD[0], _JOB_SPREAD[0]) * _ATOMS)
-        atoms = np.outer(values, spread).reshape(1, -1)
-        weight = np.repeat(self.weights()[some], _ATOMS.size)
-        low, middle, high = (_weighted_quantile(atoms, weight, q)[0] for q in (0.025, 0.5, 0.975))
-        used = int(counted[some].any(axis=0).sum())
-        return Pfi(
-            value=float(middle),
-            low=float(low),
-            high=float(high),
-            grid_w=tuple(grid),
-            used=used,
-            left_out=len(grid) - 1 - used,
-            source="default",
-            gpu_model="",
-        )
+        return default_index(self._some_curves(), self.weights(), grid_w)
 
-    def _known_model(self, gpu_model: str | None) -> str:
-        """The library's name of a GPU model, empty if it holds none: 'NVIDIA A100-SXM4-80GB' is its 'A100'."""
-        given = _letters(gpu_model or "")
-        return next((model for model in self.gpu_models if _letters(model) in given), "")
-
-    def _losses(self) -> FloatArray:
-        return np.array([curve.curve.loss_at(_GRID) for curve in self.curves])
-
-    def _mean(self) -> ElasticityCurve:
-        weight = self.weights()
-        deepest = np.array([curve.curve.reduction[-1] for curve in self.curves])
-        measured = (weight[:, None] * (deepest[:, None] >= _GRID)).sum(axis=0) >= 0.5
-        loss = np.maximum.accumulate(weight @ self._losses())[measured]
-        return ElasticityCurve(_GRID[measured], np.clip(loss, 0.0, 1.0)).convex_minorant()
-
-    def _quantile(self, q: float) -> ElasticityCurve:
-        weight = self.weights()
-        losses = self._losses()
-        mean = weight @ losses
-        rise = 1.0 - np.exp(-_GRID / _SPREAD_RISE)
-        spread = np.hypot(*(share * mean + rest * rise for share, rest in (_MODEL_SPREAD, _JOB_SPREAD)))
-        atoms = losses[:, :, None] + spread[None, :, None] * _ATOMS[None, None, :]
-        by_reduction = atoms.transpose(1, 0, 2).reshape(_GRID.size, -1)
-        upper = _weighted_quantile(by_reduction, np.repeat(weight / _ATOMS.size, _ATOMS.size), q)
-        upper[0], upper[-1] = 0.0, 1.0
-        return ElasticityCurve(_GRID, np.clip(np.maximum.accumulate(upper), 0.0, 1.0))
+    def _some_curves(self) -> list[ElasticityCurve]:
+        if not self.curves:
+            raise LibraryError("the library holds no curve: nothing is known of a job's loss")
+        return [curve.curve for curve in self.curves]
 
 
 def greatest_reduction(
@@ -216,30 +196,35 @@ def greatest_reduction(
     """x_max: the largest reduction at which a job of unknown kind loses at most ``max_loss`` with 95 % confidence.
 
     0 for flex ``none`` and wherever no loss is allowed. One-sided: only losing more breaks the promise.
+    Raises LibraryError when the library is empty and a loss is allowed.
     """
     if is_none or max_loss <= 0:
         return 0.0
     return library.quantile(quantile).greatest_reduction(max_loss)
 
 
-def _read_curve(curve_id: str, points: list[dict[str, str]], origin: str) -> LibraryCurve:
+def _library_curve(entry: FileCurve) -> LibraryCurve | str:
+    """The curve, or why it is not usable."""
+    if not entry.draw_measured:
+        return "; ".join(entry.doubts)
     try:
-        cap_w, power_w, throughput = (
-            [float(point[name]) for point in points] for name in ("cap_w", "power_w_per_gpu", "throughput")
-        )
-        curve, repairs = curve_from_measurements(cap_w, power_w, throughput)
-    except (TypeError, ValueError) as error:
-        raise LibraryError(f"{origin}: curve {curve_id}: {error}") from error
-    first = points[0]
+        curve, repairs = entry.curve()
+    except CurveError as error:
+        return str(error)
+    reason = _not_usable(curve)
+    if reason:
+        return reason
     return LibraryCurve(
-        curve_id=curve_id,
-        gpu_model=first["gpu"],
-        family=first["family"],
-        workload=first["workload"],
+        curve_id=entry.curve_id,
+        gpu_model=entry.gpu,
+        family=entry.family,
+        workload=entry.workload,
         curve=curve,
         repairs=repairs,
-        source=first["source"],
-        licence=first["licence"],
+        source=entry.source,
+        licence=entry.licence,
+        task=entry.task,
+        basis=entry.basis,
     )
 
 
@@ -254,15 +239,10 @@ def _not_usable(curve: ElasticityCurve) -> str:
     return ""
 
 
-def _weighted_quantile(values: FloatArray, weight: FloatArray, q: float) -> FloatArray:
-    """The smallest value of each row, (rows, n), that at least ``q`` of the weight, (n,), does not exceed."""
-    order = np.argsort(values, axis=1, kind="stable")
-    below = np.cumsum(weight[order], axis=1)
-    place = np.minimum((below < q * below[:, -1:] - 1e-12).sum(axis=1), values.shape[1] - 1)
-    rows = np.arange(values.shape[0])
-    result: FloatArray = values[rows, order[rows, place]]
-    return result
+def _shipped(name: str) -> str:
+    return resources.files(__package__).joinpath("data", name).read_text(encoding="utf-8")
 
 
-def _letters(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum())
+def _names(given: Iterable[str]) -> Iterable[str]:
+    """A single name given by itself is one name, not its letters."""
+    return (given,) if isinstance(given, str) else given
