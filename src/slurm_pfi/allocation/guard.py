@@ -72,17 +72,25 @@ def certify(curves: Curves, even: FloatArray, plan: FloatArray, value: FloatArra
     return Certified(even, 0.0, 0.0, 0.0)
 
 
-def convex_mean(mean: FloatArray, grid: FloatArray) -> CurveStack:
-    """Expected losses (runs, grid) as curves: not below zero, not above one, never falling, 0 at reduction 0."""
+def expected_curves(mean: FloatArray, end: FloatArray) -> CurveStack:
+    """Expected losses (runs, grid), on reductions evenly from 0 to 1, as curves that stop at ``end`` (runs,).
+
+    Not below zero, not above one, never falling. A loss cannot pass 1, so every curve is concave somewhere near its
+    deep end; a convex hull may only span what a run may be given, else that end would look cheap.
+    """
+    steps = mean.shape[1] - 1
     loss = np.maximum.accumulate(np.clip(mean, 0.0, 1.0), axis=1)
     loss[:, 0] = 0.0
-    loss[:, -1] = 1.0
-    return CurveStack.from_arrays(grid, loss)
+    points = np.maximum(end, 1.0 / steps)[:, None] * np.linspace(0.0, 1.0, steps + 1)
+    place = np.minimum((points * steps).astype(np.intp), steps - 1)
+    low = np.take_along_axis(loss, place, axis=1)
+    high = np.take_along_axis(loss, place + 1, axis=1)
+    return CurveStack.from_arrays(points, low + (high - low) * (points * steps - place))
 
 
-def guarded(shares: Shares, curves: Curves, grid: FloatArray, deepest: FloatArray, need: float) -> Certified:
+def guarded(shares: Shares, curves: Curves, deepest: FloatArray, need: float) -> Certified:
     """The certified cut of a site: marginal on the expected losses within the trust limit, stepped back to safety."""
     even = equal(shares, need)
     within = Shares(shares.watts, shares.value, shares.start, trust_limit(shares, even, deepest))
-    plan = marginal(within, convex_mean(curves.mean(), grid), need)
+    plan = marginal(within, expected_curves(curves.mean(), within.end), need)
     return certify(curves, even, plan, shares.value)

@@ -31,6 +31,7 @@ class _Runs:
     weight: NDArray[np.float64]
     flex_none: NDArray[np.bool_]
     curves: CurveStack
+    known: CurveStack
     pfi: NDArray[np.float64] | None
 
     def total_mw(self, caps_mw: NDArray[np.int64]) -> int:
@@ -55,8 +56,13 @@ def allocate(problem: Problem, policy: Policy) -> Allocation:
         _check(demand)
     order = sorted(range(len(problem.runs)), key=lambda i: _name(problem.runs[i]))
     runs = _as_arrays([problem.runs[i] for i in order])
+    if problem.parked_total_mw < 0:
+        raise ProblemError(f"parked GPUs hold {problem.parked_total_mw} mW")
+    budget_mw = problem.budget_total_mw - problem.parked_total_mw
     hard_mw = problem.hard_budget_total_mw
-    budget_mw = problem.budget_total_mw if hard_mw is None else min(problem.budget_total_mw, hard_mw)
+    if hard_mw is not None:
+        hard_mw -= problem.parked_total_mw
+        budget_mw = min(budget_mw, hard_mw)
     everyone = np.ones(runs.gpus.size, dtype=bool)
     caps = _share(runs, policy, everyone, runs.ceiling_mw, runs.floor_mw, budget_mw=budget_mw)
     if hard_mw is not None and runs.total_mw(caps) > hard_mw:
@@ -114,6 +120,7 @@ def _as_arrays(demands: list[RunDemand]) -> _Runs:
         weight=np.array([d.weight for d in demands], dtype=np.float64),
         flex_none=np.array([d.flex_none for d in demands], dtype=bool),
         curves=CurveStack([d.curve for d in demands]),
+        known=CurveStack([d.common_curve or d.curve for d in demands]),
         pfi=_known_index(demands),
     )
 
@@ -157,7 +164,7 @@ def _reductions(runs: _Runs, policy: Policy, shares: Shares, need_mw: float) -> 
 
 
 def _indistinct(runs: _Runs) -> bool:
-    return bool((runs.weight == runs.weight[0]).all()) and runs.curves.all_same()
+    return bool((runs.weight == runs.weight[0]).all()) and runs.known.all_same()
 
 
 def _known_index(demands: list[RunDemand]) -> NDArray[np.float64] | None:

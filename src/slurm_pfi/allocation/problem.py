@@ -24,6 +24,8 @@ class RunDemand:
     ``floor_mw``: the lowest cap under an economic limit; ``device_min_mw``: the lowest cap there is.
     ``curve``: the expected loss as a function of the reduction. ``weight``: value of a GPU-hour of its work.
     ``pfi``: its Power Flexibility Index, None when unknown; all of one grid and GPU model, only ``pfi`` looks at it.
+    ``common_curve``: where ``curve`` is made of several GPU models' (allocation/mixed), the one that all of them have,
+    if they do: runs are told apart by what is known of them, not by where a clamp bends their curve.
     ``flex_none``: passed by an emergency only after every other run stands at its device minimum.
     Always ``device_min_mw <= floor_mw <= ceiling_mw``.
     """
@@ -38,6 +40,7 @@ class RunDemand:
     weight: float = 1.0
     flex_none: bool = False
     pfi: float | None = None
+    common_curve: ElasticityCurve | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +49,23 @@ class Problem:
 
     ``budget_total_mw`` holds for every limit in force and respects floors. ``hard_budget_total_mw`` is the budget of
     the emergency limits alone (None when there is none): floors are passed as far as it needs, and no further.
+    ``parked_total_mw``: what GPUs without an admitted run hold of both budgets, each at its park cap, whoever is
+    there or not; a job that starts is then capped already.
     """
 
     runs: tuple[RunDemand, ...]
     budget_total_mw: int
     hard_budget_total_mw: int | None = None
+    parked_total_mw: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
     """The cap of each run's GPUs, in the order of the problem, in whole watts.
 
-    ``shortfall_total_mw``: by how much the caps exceed the budget (0 = feasible). ``floor_passed``: runs whose cap
-    lies below their floor, by order of an emergency limit. ``expected_loss``: of each run, on its curve.
+    ``shortfall_total_mw``: by how much the caps and what is parked exceed the budget (0 = feasible).
+    ``floor_passed``: runs whose cap lies below their floor, by order of an emergency limit. ``expected_loss``: of
+    each run, on its curve.
     """
 
     policy: Policy

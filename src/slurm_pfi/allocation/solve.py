@@ -55,6 +55,10 @@ class Shares:
         _refuse(self.start < 0, self.start, "a start of {}: no reduction is below 0")
         _refuse(self.end > 1, self.end, "an end of {}: no reduction is above 1")
         _refuse(self.end < self.start, self.end, "an end of {} lies below the start")
+        with np.errstate(over="ignore"):
+            for name in ("watts", "value"):
+                if not math.isfinite(float(arrays[name].sum())):
+                    raise ProblemError(f"the sum of all {name} is too great for a number")
 
     @property
     def most(self) -> float:
@@ -114,8 +118,7 @@ def marginal(shares: Shares, curves: CurveStack, need: float) -> FloatArray:
     reduction, so that runs which nothing tells apart are treated as ``equal`` treats them.
     Raises ProblemError on a need that is no number or another number of curves than runs.
     """
-    if curves.which.size != shares.watts.size:
-        raise ProblemError(f"{curves.which.size} curves for {shares.watts.size} runs")
+    _check_number(shares, curves)
     watts, extra = _scaled(shares, need)
     if extra <= 0 or not watts.size:
         return shares.start.copy()
@@ -142,8 +145,10 @@ def marginal(shares: Shares, curves: CurveStack, need: float) -> FloatArray:
 def pieces_of_runs(shares: Shares, curves: CurveStack) -> tuple[IntArray, FloatArray, FloatArray, FloatArray]:
     """Every run's own copy of its curve's convex pieces between its start and end, in the order of the runs.
 
-    Run, first reduction, last reduction and slope (loss per reduction), each of shape (pieces,).
+    Run, first reduction, last reduction and slope (loss per reduction), each of shape (pieces,). Raises ProblemError
+    on another number of curves than runs.
     """
+    _check_number(shares, curves)
     pieces = curves.pieces()
     count = np.bincount(pieces.owner, minlength=curves.distinct)
     offset = np.cumsum(count) - count
@@ -155,6 +160,11 @@ def pieces_of_runs(shares: Shares, curves: CurveStack) -> tuple[IntArray, FloatA
     last = np.minimum(pieces.end[piece], shares.end[run])
     real = last > first
     return run[real], first[real], last[real], pieces.slope[piece][real]
+
+
+def _check_number(shares: Shares, curves: CurveStack) -> None:
+    if curves.which.size != shares.watts.size:
+        raise ProblemError(f"{curves.which.size} curves for {shares.watts.size} runs")
 
 
 def _scaled(shares: Shares, need: float) -> tuple[FloatArray, float]:
