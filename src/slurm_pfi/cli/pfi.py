@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -51,7 +52,10 @@ def pfi(curves: Path, all_points: bool, as_json: bool) -> None:
     file = read_file(curves)
     lines = [_line(curve, all_points=all_points) for curve in file.curves]
     if as_json:
-        data = {"curves": [_as_json(line) for line in lines], "skipped": skipped_json(file)}
+        data = {
+            "curves": [_as_json(line) for line in lines],
+            "skipped": skipped_json(file.origin, file.skipped),
+        }
         print_json({**data, "all_points": all_points})
     elif lines:
         _show(lines, all_points=all_points)
@@ -69,14 +73,14 @@ def read_file(path: Path, *, need: tuple[str, ...] = (), keep: tuple[str, ...] =
         fail(str(error), WRONG_USE)
 
 
-def tell_skipped(skipped: tuple[Skipped, ...]) -> None:
+def tell_skipped(skipped: Iterable[Skipped]) -> None:
     """One line on stderr for each curve left out."""
     for one in skipped:
         click.echo(f"slurm-pfi: skipped {one}", err=True)
 
 
-def skipped_json(file: CurveFile) -> list[dict[str, Any]]:
-    return [{"file": file.origin, **asdict(one)} for one in file.skipped]
+def skipped_json(origin: str, skipped: Iterable[Skipped]) -> list[dict[str, Any]]:
+    return [{"file": origin, **asdict(one)} for one in skipped]
 
 
 def _line(curve: FileCurve, *, all_points: bool) -> Line:
