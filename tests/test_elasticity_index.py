@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurm_pfi.elasticity.curve import CurveError, ElasticityCurve, curve_from_measurements
 from slurm_pfi.elasticity.index import GridMismatchError, pfi, pfi_on_grid
@@ -170,3 +172,22 @@ def test_spellings_of_one_gpu_model_are_compared() -> None:
     sweep = ([400, 300, 200], [380, 304, 190], [2.0, 1.8, 1.0])
     one, other = (pfi(*sweep, gpu_model=name, samples=10) for name in ("A100", "NVIDIA A100-SXM4-80GB"))
     assert one.difference(other) == 0
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0.1, 1e4), st.floats(0.1, 1e4), st.floats(1e-18, 1e18)), min_size=2, max_size=6
+    ),
+    st.booleans(),
+)
+def test_any_figures_that_a_file_may_hold_give_numbers_or_an_error(
+    points: list[tuple[float, float, float]], all_points: bool
+) -> None:
+    try:
+        made = pfi(*zip(*points, strict=True), all_points=all_points, samples=50)
+    except CurveError:
+        return
+    assert np.isfinite([made.value, made.low, made.high]).all()
+    assert made.low <= made.high
+    assert made.used + made.left_out == len(made.grid_w) - 1
+    assert made.used > 0

@@ -249,3 +249,13 @@ def test_a_gpu_model_is_not_taken_for_one_whose_name_it_begins_with() -> None:
     made = Library.from_csv(file_of(("a", "A10", "x", HARD), ("b", "V100", "x", SOFT)), origin="test")
     assert made.mean("NVIDIA A100-SXM4-80GB") is made.mean()
     assert float(made.mean("NVIDIA A10").loss_at(0.5)) == pytest.approx(0.5, abs=1e-6)
+
+
+def test_below_the_lowest_measured_cap_a_watt_never_costs_less_than_above(library: Library) -> None:
+    for entry in library.curves:
+        x, y = entry.curve.reduction, entry.curve.loss
+        steepest = (np.diff(y) / np.diff(x)).max()
+        beyond = np.linspace(x[-1], 1.0, 20)[1:]
+        loss = entry.curve.loss_at(beyond)
+        assert (loss >= np.minimum(y[-1] + steepest * (beyond - x[-1]), 1.0) - 1e-12).all(), entry.curve_id
+        assert loss[-1] == pytest.approx(1)

@@ -49,8 +49,11 @@ Basis: TypeAlias = Literal["measured", "model"]
 
 REQUIRED: Final = ("curve_id", "gpu", "cap_w", "power_w_per_gpu", "throughput")
 MAX_BYTES: Final = 32 * 2**20
+MIN_GPU_W: Final = 0.1
 MAX_GPU_W: Final = 10_000.0
-"""No GPU draws more; such a figure is in another unit."""
+"""No GPU draws less or more; such a figure is in another unit."""
+MAX_RATE: Final = 1e18
+"""Throughput in any unit lies between this and its inverse, so that no ratio of two leaves the range of numbers."""
 
 _DEFAULT_CAP: Final = ("default_cap_w", "tdp_w")
 _IN_NAME: Final = re.compile(r"\((\d{2,4}) ?W\)")
@@ -336,8 +339,11 @@ def _number(text: str, name: str, *, watts: bool) -> float:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} {_shown(text)} is no number above zero")
-    if watts and value > MAX_GPU_W:
-        raise ValueError(f"{name} {_shown(text)} is above {MAX_GPU_W:g} W: figures are watts of one GPU")
+    if watts and not MIN_GPU_W <= value <= MAX_GPU_W:
+        limits = f"{MIN_GPU_W:g}..{MAX_GPU_W:g} W"
+        raise ValueError(f"{name} {_shown(text)} is outside {limits}: figures are watts of one GPU")
+    if not watts and not 1 / MAX_RATE <= value <= MAX_RATE:
+        raise ValueError(f"{name} {_shown(text)} is outside {1 / MAX_RATE:g}..{MAX_RATE:g}: use another unit")
     return value
 
 
