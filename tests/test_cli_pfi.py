@@ -97,13 +97,11 @@ def test_a_bad_curve_is_named_and_the_others_printed(tmp_path: Path) -> None:
     (skipped,) = data["skipped"]
     assert (skipped["curve_id"], skipped["line"]) == ("bad", 7)
     assert skipped["file"].endswith("sweeps.csv")
-    assert (
-        result.stderr
-        == "slurm-pfi: skipped curve bad, line 7: power_w_per_gpu 'nan' is no number above zero\n"
-    )
+    says = "curve bad, line 7: power_w_per_gpu 'nan' is no number above zero"
+    assert result.stderr == f"slurm-pfi: skipped {tmp_path / 'sweeps.csv'}: {says}\n"
     shown = run(tmp_path, rows)
     assert "flat: no capped point lost throughput" in shown.stdout
-    assert "skipped curve bad" in shown.stderr
+    assert "sweeps.csv: curve bad, line 7: " in shown.stderr
 
 
 def test_repairs_and_doubts_are_printed(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def fit_predictor(sweeps: Path, out: Path | None, as_json: bool) -> None:
             jobs.append(_job(curve))
         except (CurveError, PredictorError) as error:
             skipped.append(Skipped(curve.curve_id, curve.line, str(error)))
-    tell_skipped(skipped)
+    tell_skipped(file.origin, skipped)
     try:
         swept = [entry.job for entry in jobs]
         calibration = fit(swept, source_sha256=file.sha256)

@@ -59,7 +59,7 @@ def pfi(curves: Path, all_points: bool, as_json: bool) -> None:
         print_json({**data, "all_points": all_points})
     elif lines:
         _show(lines, all_points=all_points)
-    tell_skipped(file.skipped)
+    tell_skipped(file.origin, file.skipped)
     if not any(line.value for line in lines):
         reason = next((f": {line.curve.curve_id}: {line.reason}" for line in lines), "")
         fail(f"{file.origin}: no curve has a PFI{reason}", NO)
@@ -73,10 +73,10 @@ def read_file(path: Path, *, need: tuple[str, ...] = (), keep: tuple[str, ...] =
         fail(str(error), WRONG_USE)
 
 
-def tell_skipped(skipped: Iterable[Skipped]) -> None:
+def tell_skipped(origin: str, skipped: Iterable[Skipped]) -> None:
     """One line on stderr for each curve left out."""
     for one in skipped:
-        click.echo(f"slurm-pfi: skipped {one}", err=True)
+        click.echo(f"slurm-pfi: skipped {origin}: {one}", err=True)
 
 
 def skipped_json(origin: str, skipped: Iterable[Skipped]) -> list[dict[str, Any]]:

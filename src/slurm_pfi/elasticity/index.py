@@ -162,15 +162,17 @@ def _interval(
     power_cov: float,
     throughput_cov: float,
 ) -> tuple[float, float]:
-    shape = (samples, sweep.power_w.size)
+    taken = np.concatenate(([True], used))
+    power_w, throughput = sweep.power_w[taken], sweep.throughput[taken]
+    shape = (samples, power_w.size)
     reduction, loss = _reduction_and_loss(
-        sweep.power_w * (1.0 + power_cov * rng.standard_normal(shape)),
-        sweep.throughput * (1.0 + throughput_cov * rng.standard_normal(shape)),
+        power_w * (1.0 + power_cov * rng.standard_normal(shape)),
+        throughput * (1.0 + throughput_cov * rng.standard_normal(shape)),
     )
     with np.errstate(
         divide="ignore", invalid="ignore"
     ):  # a sample without a loss lies at the end of the order
-        values = (reduction[:, used] / loss[:, used]).mean(axis=1)
+        values = (reduction / loss).mean(axis=1)
     low, high = np.percentile(values, (2.5, 97.5))
     return float(low), float(high)
 
