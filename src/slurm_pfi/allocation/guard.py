@@ -94,3 +94,17 @@ def guarded(shares: Shares, curves: Curves, deepest: FloatArray, need: float) ->
     within = Shares(shares.watts, shares.value, shares.start, trust_limit(shares, even, deepest))
     plan = marginal(within, expected_curves(curves.mean(), within.end), need)
     return certify(curves, even, plan, shares.value)
+
+
+def guarded_beyond(shares: Shares, curves: Curves, deepest: FloatArray, need: float) -> Certified:
+    """As ``guarded``, for runs whose GPU models the library holds: there it has seen how deep one can go.
+
+    The plan may then pass the trust limit, if the same certificate says so once more: against the plan within it.
+    """
+    within = guarded(shares, curves, deepest, need)
+    plan = marginal(shares, expected_curves(curves.mean(), shares.end), need)
+    further = certify(curves, within.reduction, plan, shares.value)
+    if further.step == 0:
+        return within
+    gain, sd = curves.gain(equal(shares, need), further.reduction, shares.value)
+    return Certified(further.reduction, further.step, gain, sd)

@@ -61,8 +61,8 @@ def combine(
 ) -> MixedRun:
     """The demand of a run with these groups. Means are rounded so that budget and floors hold when they are split.
 
-    One group alone gives its own figures and curve unchanged. Raises ProblemError without groups and on a group without GPUs, with bounds out of order or
-    a draw above its ceiling.
+    One group alone gives its own figures and curve unchanged. Raises ProblemError without groups and on a group
+    without GPUs, with bounds out of order or a draw above its ceiling.
     """
     if not groups:
         raise ProblemError(f"run {run} has no GPUs")

@@ -22,6 +22,7 @@ _SAME_PRICE: Final = 1e-12
 _COARSE_BITS: Final = 46
 """Prices are first counted in bins by the leading bits of the number: 11 of the exponent, 6 of the fraction."""
 _NEGLIGIBLE: Final = 1e-12
+_LEAST_WATTS: Final = 1e-300  # as a share of the greatest: not so small that a division by it has no answer
 
 
 class ProblemError(ValueError):
@@ -172,8 +173,8 @@ def _scaled(shares: Shares, need: float) -> tuple[FloatArray, float]:
     if math.isnan(need):
         raise ProblemError("the needed reduction is no number")
     unit = float(shares.watts.max(initial=0.0)) or 1.0
-    watts = shares.watts / unit
-    return watts, need / unit - float((watts * shares.start).sum())
+    watts = np.maximum(shares.watts / unit, _LEAST_WATTS)
+    return watts, float(need) / unit - float((watts * shares.start).sum())
 
 
 def _level(start: FloatArray, end: FloatArray, watts: FloatArray, extra: float) -> FloatArray:
