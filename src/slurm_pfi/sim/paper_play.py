@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from typing import Any, Final
@@ -17,6 +18,7 @@ from .gap import gap_closed
 from .paper import Assumptions, Mix, Objective, Pool, draw_kinds, known_pfi, pool
 
 POLICIES: Final = ("equal", "pfi", "moe-ft x2", "oracle")
+_THREADS: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 REDUCTIONS: Final = tuple(step / 100 for step in range(0, 41, 5))
 
 
@@ -184,6 +186,21 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Processes started meanwhile do their linear algebra in one thread: on small arrays more only get in the way."""
+    before = {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 def play_all(
     tasks: Sequence[tuple[Callable[[Game], list[Row]], Game]], workers: int
 ) -> Iterator[tuple[int, list[Row]]]:
@@ -196,7 +213,10 @@ def play_all(
             yield place, function(game)
         return
     # Spawned, not forked: a progress bar has a thread, and a fork would copy it halfway.
-    with ProcessPoolExecutor(min(workers, len(tasks)), mp_context=get_context("spawn")) as executor:
+    with (
+        _one_thread_each(),
+        ProcessPoolExecutor(min(workers, len(tasks)), mp_context=get_context("spawn")) as executor,
+    ):
         places = {executor.submit(function, game): place for place, (function, game) in enumerate(tasks)}
         try:
             for done in as_completed(places):

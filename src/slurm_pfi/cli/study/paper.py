@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,16 +14,18 @@ from rich.progress import Progress
 
 from ...bus.control import WRONG_USE
 from ...sim.paper import BASE, MIXES, OBJECTIVES, PUBLISHED, PUBLISHED_SHARE, all_assumptions
+from ...sim.paper_learned import CONDITIONS, learned_rounds
 from ...sim.paper_play import Game, Row, play, play_all, usable_cores
-from ..common import console, fail, print_json
+from ..common import console, fail, percent, print_json
 from ..tables import Column, show_table
 from . import figure
 
 DEFAULT_SEED: Final = 20260911
+DEFAULT_LEARNED_SETS: Final = 16
 _JUDGED: Final = 0.30
 _SHOWN: Final = (0.10, 0.20, 0.30, 0.40)
 _NEAR: Final = 0.10
-_ASSUMPTION_SETS: Final = 60
+_ASSUMPTION_SETS: Final = 50
 """Sets for each combination of assumptions: there are many, and the interval is printed."""
 _ABOUT: Final = (
     "model data, not measurement: curves, draws and token rates of the 25 jobs are a model fitted to their published"
@@ -36,13 +38,28 @@ _ABOUT: Final = (
 @click.option("--jobs", default=100, show_default=True, type=click.IntRange(1), help="jobs in a set")
 @click.option("--seed", default=DEFAULT_SEED, show_default=True, type=click.IntRange(0), help="of all draws")
 @click.option(
+    "--learned-sets",
+    default=DEFAULT_LEARNED_SETS,
+    show_default=True,
+    type=click.IntRange(0),
+    help="sets, of these, for the policy that learns (marginal), which takes longest; 0 leaves it out",
+)
+@click.option(
     "--workers", default=None, type=click.IntRange(1), help="processes; default: the cores there are"
 )
 @click.option("--json", "as_json", is_flag=True, help="machine-readable output, shares of 1")
 @click.option(
     "--plot", metavar="FILE", type=click.Path(path_type=Path), help="a figure too: FILE.svg or FILE.png"
 )
-def paper(sets: int, jobs: int, seed: int, workers: int | None, as_json: bool, plot: Path | None) -> None:
+def paper(
+    sets: int,
+    jobs: int,
+    seed: int,
+    learned_sets: int,
+    workers: int | None,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
     """Repeat section 6 of arXiv 2609.11542 on its 25 jobs, as a model.
 
     For each policy: the share of the gap between the equal policy and the oracle that it closes, with a 95 %
@@ -54,7 +71,8 @@ def paper(sets: int, jobs: int, seed: int, workers: int | None, as_json: bool, p
             figure.check_target(plot)
         except figure.FigureError as error:
             fail(str(error), WRONG_USE)
-    rows = run(sets, jobs, seed, workers or usable_cores())
+    settings = Settings(sets, jobs, seed, min(learned_sets, sets))
+    rows = run(settings, workers or usable_cores())
     if plot is not None:
         try:
             figure.draw(
@@ -63,16 +81,34 @@ def paper(sets: int, jobs: int, seed: int, workers: int | None, as_json: bool, p
         except figure.FigureError as error:
             fail(str(error), WRONG_USE)
     if as_json:
-        print_json(_document(rows, sets, jobs, seed))
+        print_json(_document(rows, settings))
     else:
-        _print(rows, sets, jobs, seed)
+        _print(rows, settings)
 
 
-def run(sets: int, jobs: int, seed: int, workers: int) -> list[Row]:
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was asked for; ``learned_sets`` of the sets are played by the policy that learns."""
+
+    sets: int
+    jobs: int
+    seed: int
+    learned_sets: int
+
+
+def run(settings: Settings, workers: int) -> list[Row]:
     """All results: the base assumptions in full, then every other combination where the paper gives its figure."""
+    sets, jobs, seed, learned_sets = astuple(settings)
     tasks: list[tuple[Callable[[Game], list[Row]], Game]] = [
         (play, Game(BASE, mix, objective, sets, jobs, seed)) for mix in MIXES for objective in OBJECTIVES
     ]
+    if learned_sets:
+        tasks += [
+            (learned_rounds, Game(BASE, mix, objective, learned_sets, jobs, seed, (reduction,)))
+            for mix in MIXES
+            for objective in OBJECTIVES
+            for reduction in _SHOWN
+        ]
     tasks += [
         (play, Game(one, "production", "tokens", min(sets, _ASSUMPTION_SETS), jobs, seed, (_JUDGED,)))
         for one in all_assumptions()
@@ -91,13 +127,12 @@ def run(sets: int, jobs: int, seed: int, workers: int) -> list[Row]:
 # ------------------------------------------------------------------------------------------------------ output
 
 
-def _document(rows: Sequence[Row], sets: int, jobs: int, seed: int) -> dict[str, Any]:
+def _document(rows: Sequence[Row], settings: Settings) -> dict[str, Any]:
     return {
         "results": [row.as_json() for row in rows],
-        "seed": seed,
-        "sets": sets,
-        "jobs": jobs,
+        **asdict(settings),
         "data": _ABOUT,
+        "learner": asdict(CONDITIONS),
         "paper": dict(PUBLISHED),
         "assumptions": {one.name: asdict(one) for one in all_assumptions()},
         "pfi_range": _range(judged(rows)),
@@ -133,9 +168,17 @@ def _distance(row: Row) -> float:
     return math.inf if row.gap_closed is None else abs(row.gap_closed - PUBLISHED_SHARE)
 
 
-def _print(rows: Sequence[Row], sets: int, jobs: int, seed: int) -> None:
+def _print(rows: Sequence[Row], settings: Settings) -> None:
     out = console()
-    out.print(f"{sets} sets of {jobs} jobs, seed {seed}; {_ABOUT}", markup=False)
+    out.print(f"{settings.sets} sets of {settings.jobs} jobs, seed {settings.seed}", markup=False)
+    out.print(_ABOUT)
+    if settings.learned_sets:
+        out.print(
+            f"marginal, on {settings.learned_sets} of the sets: told the same PFI as pfi, with the curves of the other"
+            f" jobs; round n has measured n plans (noise {percent(CONDITIONS.noise)}, baselines"
+            f" {percent(CONDITIONS.baseline_error)})",
+            markup=False,
+        )
     out.print("share of the gap from equal to oracle that is closed, in %, with its 95 % interval over sets")
     for mix in MIXES:
         for objective in OBJECTIVES:
@@ -147,7 +190,7 @@ def _print(rows: Sequence[Row], sets: int, jobs: int, seed: int) -> None:
     out.print()
     out.print("pfi at 30 %, production mix, tokens, under other assumptions", style="bold")
     shown = [row for row in one_each if _departures(row) <= 1 or (_departures(row) == 2 and _is_near(row))]
-    show_table(out, _ASSUMPTION_COLUMNS, sorted(shown, key=_departures))
+    show_table(out, _ASSUMPTION_COLUMNS, sorted(shown, key=lambda row: (_departures(row), row.assumptions)))
     for line in _summary(one_each):
         out.print(line, markup=False)
 
@@ -189,7 +232,8 @@ def _by_policy(rows: Sequence[Row], mix: str, objective: str) -> list[dict[float
     for row in rows:
         if (row.mix, row.objective, row.assumptions) == (mix, objective, BASE.name):
             found.setdefault((row.policy, row.round), {})[row.reduction] = row
-    return list(found.values())
+    # The oracle last: it is what the others are measured by.
+    return sorted(found.values(), key=lambda entry: next(iter(entry.values())).policy == "oracle")
 
 
 def _policy_name(entry: dict[float, Row]) -> str:
