@@ -19,7 +19,7 @@ from slurm_pfi.elasticity.curve import ElasticityCurve
 from slurm_pfi.model import Run
 
 WATT = 1000
-POLICIES: tuple[Policy, ...] = ("equal", "marginal")
+POLICIES: tuple[Policy, ...] = ("equal", "pfi", "marginal", "oracle")
 policies = st.sampled_from(POLICIES)
 
 
@@ -77,6 +77,7 @@ def demands(draw: st.DrawFn, *, one_curve: bool = False) -> tuple[RunDemand, ...
                 curve=CURVES[0] if one_curve else draw(st.sampled_from(CURVES)),
                 weight=1.0 if one_curve else draw(st.sampled_from([0.0, 0.5, 1.0, 3.0])),
                 flex_none=draw(st.booleans()),
+                pfi=draw(st.none() | st.floats(-1, 10)),
             )
         )
     return tuple(made)
@@ -222,6 +223,48 @@ def test_by_hand() -> None:
 def test_weight_is_the_value_of_a_gpu_hour() -> None:
     runs = (demand(1, 2, weight=100), demand(2, 2, some=HARD))
     assert caps_w(allocate(Problem(runs, 2600 * WATT), "marginal")) == [700, 600]
+
+
+def test_pfi_by_hand() -> None:
+    """Eq. 2: watts in proportion to draw / weight x PFI; an unknown PFI is the median of the others."""
+    runs = tuple(replace(demand(i, 2), pfi=pfi) for i, pfi in enumerate([1.0, 2.0, 3.0, None]))
+    full = 8 * 700 * WATT
+    assert caps_w(allocate(Problem(runs, full - 320 * WATT), "pfi")) == [680, 660, 640, 660]
+    # The third stands at its floor, 500 W down; the others share what is missing in the same proportion.
+    assert caps_w(allocate(Problem(runs, full - 2800 * WATT), "pfi")) == [520, 340, 200, 340]
+    heavy = (runs[0], replace(runs[1], weight=4.0))
+    assert caps_w(allocate(Problem(heavy, 2740 * WATT), "pfi")) == [680, 690]
+    emergency = tuple(replace(run, floor_mw=650 * WATT) for run in runs)
+    short = allocate(Problem(emergency, full - 1200 * WATT, full - 1200 * WATT), "pfi")
+    assert caps_w(short) == [625, 550, 475, 550]
+    assert len(short.floor_passed) == 4
+
+
+@given(demands(), st.floats(0.3, 1.0))
+def test_with_no_pfi_known_pfi_is_equal(runs: tuple[RunDemand, ...], share: float) -> None:
+    unknown = tuple(replace(run, pfi=None) for run in runs)
+    problem = Problem(unknown, round(share * sum(r.gpus * r.ceiling_mw for r in runs)))
+    assert allocate(problem, "pfi").caps_mw == allocate(problem, "equal").caps_mw
+
+
+def test_the_oracle_cuts_who_draws_most_where_the_curves_are_the_same() -> None:
+    """One average curve is no ground to do so; one true curve is."""
+    runs = (demand(1, draw_w=700), demand(2, draw_w=350, ceiling_w=350))
+    assert caps_w(allocate(Problem(runs, 950 * WATT), "oracle")) == [600, 350]
+    assert caps_w(allocate(Problem(runs, 945 * WATT), "marginal")) == [630, 315]
+
+
+@given(problems(emergency=True), policies, st.integers(0, 2_000_000))
+def test_what_is_parked_is_taken_from_both_budgets(problem: Problem, policy: Policy, parked_mw: int) -> None:
+    hard = problem.hard_budget_total_mw
+    assert hard is not None
+    more = Problem(problem.runs, problem.budget_total_mw + parked_mw, hard + parked_mw, parked_mw)
+    assert allocate(more, policy) == allocate(problem, policy)
+
+
+def test_parked_gpus_cannot_hold_less_than_nothing() -> None:
+    with pytest.raises(ProblemError, match="parked GPUs hold -1 mW"):
+        allocate(Problem((demand(1),), 1000, parked_total_mw=-1), "equal")
 
 
 def chords(some: ElasticityCurve, x: float) -> float:
@@ -395,6 +438,7 @@ def test_nothing_to_share(policy: Policy) -> None:
         (demand(1, draw_w=0), "draw of 0 mW"),
         (demand(1, weight=float("nan")), "weight nan"),
         (demand(1, weight=-1.0), "weight -1"),
+        (replace(demand(1), pfi=float("nan")), "a PFI of nan"),
     ],
 )
 def test_contradictions_are_refused(wrong: RunDemand, says: str) -> None:

@@ -51,8 +51,8 @@ def lend(
     ``p99_draw_mw``: over ten minutes or more at a cap that did not bind; None when that is not known, and then the
     run lends nothing. Neither does one with flex ``none`` (it counts at its ceiling), nor one that is ``binding``:
     whose trimmed cap turned out to hold it back. No cap is trimmed below its floor, and none at all unless somebody
-    is reduced: unneeded watts are left where they are. Raises ProblemError as ``allocate``, on another number of
-    draws than runs and on a draw below 0.
+    is reduced; what no borrower takes stays with the lenders. Raises ProblemError as ``allocate``, on another number
+    of draws than runs and on a draw below 0.
     """
     if len(p99_draw_mw) != len(problem.runs):
         raise ProblemError(f"{len(p99_draw_mw)} draws for {len(problem.runs)} runs")
@@ -65,7 +65,7 @@ def lend(
         replace(demand, ceiling_mw=_trimmed_mw(demand, None if demand.run in binding else p99_mw))
         for demand, p99_mw in zip(problem.runs, p99_draw_mw, strict=True)
     )
-    allocation = allocate(replace(problem, runs=runs), policy)
+    allocation = _give_back(problem, allocate(replace(problem, runs=runs), policy), plain.caps_mw)
     change = [
         demand.gpus * (cap - before) for (demand, before), cap in zip(pairs, allocation.caps_mw, strict=True)
     ]
@@ -94,6 +94,26 @@ def recall(
     return Recall(
         first_mw=tuple(min(pair) for pair in zip(held_mw, then.allocation.caps_mw, strict=True)), then=then
     )
+
+
+def _give_back(problem: Problem, lent: Allocation, plain_mw: tuple[int, ...]) -> Allocation:
+    """Leave with the lenders what no borrower has taken, to each the same part of what it lends."""
+    budgets = [problem.budget_total_mw, problem.hard_budget_total_mw]
+    budget_mw = min(budget for budget in budgets if budget is not None) - problem.parked_total_mw
+    rows = list(zip(problem.runs, lent.caps_mw, plain_mw, strict=True))
+    left_mw = budget_mw - sum(demand.gpus * cap for demand, cap, _ in rows)
+    lent_mw = sum(demand.gpus * max(0, plain - cap) for demand, cap, plain in rows)
+    if left_mw <= 0 or lent_mw == 0:
+        return lent
+    caps = [
+        max(cap, min(plain, cap + (plain - cap) * left_mw // lent_mw // MW_PER_W * MW_PER_W))
+        for _, cap, plain in rows
+    ]
+    loss = [
+        float(demand.curve.loss_at(1.0 - cap / demand.draw_mw))
+        for (demand, _, _), cap in zip(rows, caps, strict=True)
+    ]
+    return replace(lent, caps_mw=tuple(caps), expected_loss=tuple(loss))
 
 
 def _trimmed_mw(demand: RunDemand, p99_draw_mw: int | None) -> int:
