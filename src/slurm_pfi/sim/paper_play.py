@@ -123,6 +123,8 @@ def play(game: Game) -> list[Row]:
         kinds = sets.kinds[number]
         alike = replace(shares, value=np.ones(game.jobs))
         for place, share in enumerate(game.reductions):
+            if share == 0:
+                continue
             need = share * float(shares.watts.sum())
             plan[:, place, number] = (
                 equal(shares, need),

@@ -21,11 +21,11 @@ from ..tables import Column, show_table
 from . import figure
 
 DEFAULT_SEED: Final = 20260911
-DEFAULT_LEARNED_SETS: Final = 16
+DEFAULT_LEARNED_SETS: Final = 12
 _JUDGED: Final = 0.30
 _SHOWN: Final = (0.10, 0.20, 0.30, 0.40)
 _NEAR: Final = 0.10
-_ASSUMPTION_SETS: Final = 50
+_ASSUMPTION_SETS: Final = 40
 """Sets for each combination of assumptions: there are many, and the interval is printed."""
 _ABOUT: Final = (
     "model data, not measurement: curves, draws and token rates of the 25 jobs are a model fitted to their published"
