@@ -91,6 +91,8 @@ def by_index(shares: Shares, pfi: FloatArray, need: float) -> FloatArray:
         raise ProblemError(f"{pfi.shape} values of PFI for {shares.watts.shape} runs")
     _refuse(~np.isfinite(pfi), pfi, "a PFI of {} is no finite number")
     watts, extra = _scaled(shares, need)
+    if extra >= _left(shares, watts):
+        return shares.end.copy()
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         rate = np.where(pfi > 0, pfi / shares.value, 0.0)  # reduction = level x rate
     first = np.isinf(rate)
@@ -123,7 +125,7 @@ def marginal(shares: Shares, curves: CurveStack, need: float) -> FloatArray:
     watts, extra = _scaled(shares, need)
     if extra <= 0 or not watts.size:
         return shares.start.copy()
-    if extra >= float((watts * (shares.end - shares.start)).sum()):
+    if extra >= _left(shares, watts):
         return shares.end.copy()
     run, first, last, slope = pieces_of_runs(shares, curves)
     value = shares.value / max(float(shares.value.max()), np.finfo(float).tiny)
@@ -175,6 +177,11 @@ def _scaled(shares: Shares, need: float) -> tuple[FloatArray, float]:
     unit = float(shares.watts.max(initial=0.0)) or 1.0
     watts = np.maximum(shares.watts / unit, _LEAST_WATTS)
     return watts, float(need) / unit - float((watts * shares.start).sum())
+
+
+def _left(shares: Shares, watts: FloatArray) -> float:
+    """What all together can give beyond their starts."""
+    return float((watts * (shares.end - shares.start)).sum())
 
 
 def _level(start: FloatArray, end: FloatArray, watts: FloatArray, extra: float) -> FloatArray:
