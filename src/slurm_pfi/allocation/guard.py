@@ -30,6 +30,9 @@ leave little for errors to average out over."""
 class Curves(Protocol):
     """What the guard must know of learned curves: ``elasticity.posterior.Posterior`` is one."""
 
+    @property
+    def informed(self) -> bool: ...
+
     def mean(self) -> FloatArray: ...
 
     def gain(self, before: FloatArray, after: FloatArray, value: FloatArray) -> tuple[float, float]: ...
@@ -89,8 +92,13 @@ def expected_curves(mean: FloatArray, end: FloatArray) -> CurveStack:
 
 
 def guarded(shares: Shares, curves: Curves, deepest: FloatArray, need: float) -> Certified:
-    """The certified cut of a site: marginal on the expected losses within the trust limit, stepped back to safety."""
+    """The certified cut of a site: marginal on the expected losses within the trust limit, stepped back to safety.
+
+    With nothing known of any run it is the equal cut.
+    """
     even = equal(shares, need)
+    if not curves.informed:
+        return Certified(even, 0.0, 0.0, 0.0)
     within = Shares(shares.watts, shares.value, shares.start, trust_limit(shares, even, deepest))
     plan = marginal(within, expected_curves(curves.mean(), within.end), need)
     return certify(curves, even, plan, shares.value)
@@ -102,6 +110,8 @@ def guarded_beyond(shares: Shares, curves: Curves, deepest: FloatArray, need: fl
     The plan may then pass the trust limit, if the same certificate says so once more: against the plan within it.
     """
     within = guarded(shares, curves, deepest, need)
+    if not curves.informed:
+        return within
     plan = marginal(shares, expected_curves(curves.mean(), shares.end), need)
     further = certify(curves, within.reduction, plan, shares.value)
     if further.step == 0:
