@@ -52,7 +52,8 @@ class PfiEvidence:
 class Measurement:
     """Loss of throughput at a reduction, against the baseline of its segment; ``sd`` is that of the mean.
 
-    A segment is a stretch of a run in which its T_max did not change; the newest has the highest number.
+    A segment is a stretch of a run in which its T_max did not change; the newest has the highest number. What was
+    measured on a run of its kin is a segment too, and brings the relative ``baseline_sd`` of that run.
     """
 
     reduction: float
@@ -60,6 +61,7 @@ class Measurement:
     sd: float
     age_s: float = 0.0
     segment: int = 0
+    baseline_sd: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.reduction <= 1:
@@ -158,24 +160,21 @@ def pack(runs: Sequence[RunEvidence]) -> Batch:
     number = {name: i for i, name in enumerate(groups)}
     width = max((len(run.measurements) for run in runs), default=0)
     shape = (len(runs), width)
-    x, y, sd = np.zeros(shape), np.zeros(shape), np.full(shape, _NOTHING)
+    x, y, tau, sd = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.full(shape, _NOTHING)
     real = np.zeros(shape, dtype=bool)
-    segment = np.full(shape, -1)
+    segment = np.zeros(shape, dtype=np.intp)
     for i, run in enumerate(runs):
+        newest = max((point.segment for point in run.measurements), default=0)
         for j, point in enumerate(run.measurements):
             x[i, j], y[i, j], segment[i, j], real[i, j] = point.reduction, point.loss, point.segment, True
             drift = DRIFT_PER_HOUR * point.age_s / 3600
             sd[i, j] = np.hypot(max(point.sd, LEAST_NOISE_SD), drift)
-    tau = np.array([run.tau for run in runs])
+            tau[i, j] = run.tau if point.segment == newest else np.hypot(run.tau, NEW_SEGMENT_SD)
+            if point.baseline_sd is not None:
+                tau[i, j] = point.baseline_sd
     # T_hat = T_max (1 + e) turns a true loss l into y = l + e (1 - y), exactly: the error scales with what is left.
-    left = np.where(real, 1.0 - y, 0.0)
-    newest = segment.max(axis=1, initial=0)
-    tau_of = np.where(segment == newest[:, None], tau[:, None], np.hypot(tau, NEW_SEGMENT_SD)[:, None])
-    common = (
-        (segment[:, :, None] == segment[:, None, :])
-        * (tau_of * left)[:, :, None]
-        * (tau_of * left)[:, None, :]
-    )
+    error = tau * (1.0 - y)
+    common = (segment[:, :, None] == segment[:, None, :]) * error[:, :, None] * error[:, None, :]
     noise = common + np.eye(width) * (sd**2)[:, :, None]
     kin, kin_size = _kin(runs)
     group = np.array([number[run.gpu_model] for run in runs], dtype=np.intp)
@@ -204,14 +203,17 @@ def pool_kin(runs: Sequence[RunEvidence]) -> list[RunEvidence]:
     pooled = list(runs)
     for members in by_kin.values():
         for i in members if len(members) > 1 else ():
-            own = max((point.segment for point in runs[i].measurements), default=0)
+            oldest = min((point.segment for point in runs[i].measurements), default=0)
             lent = [
-                replace(point, segment=own - 1 - place)
+                replace(point, segment=oldest - 1 - place, baseline_sd=runs[j].tau)
                 for place, j in enumerate(members)
                 if j != i
-                for point in runs[j].measurements
+                for point in _newest(runs[j])
             ]
-            kept = [replace(point, segment=point.segment + len(members)) for point in runs[i].measurements]
-            lent = [replace(point, segment=point.segment + len(members)) for point in lent]
-            pooled[i] = replace(runs[i], measurements=(*lent, *kept))
+            pooled[i] = replace(runs[i], measurements=(*lent, *runs[i].measurements))
     return pooled
+
+
+def _newest(run: RunEvidence) -> list[Measurement]:
+    newest = max((point.segment for point in run.measurements), default=0)
+    return [point for point in run.measurements if point.segment == newest]
