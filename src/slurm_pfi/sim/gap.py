@@ -13,7 +13,7 @@ NO_GAP: Final = 0.002
 """A gap under this share of the throughput is none: a share of it would be noise over noise."""
 
 _Z95: Final = 1.959964
-_SAME: Final = 1e-9
+SAME: Final = 1e-9
 """Losses that differ by less than this share of the throughput are the same."""
 
 
@@ -64,7 +64,7 @@ def gap_closed(lost: FloatArray, equal: FloatArray, oracle: FloatArray, total: F
         low=low,
         high=high,
         of_throughput=of_throughput,
-        below_equal=float((gain < -_SAME * total).mean()),
+        below_equal=float((gain < -SAME * total).mean()),
         worst=float((gain / total).min()),
         lost=float(share.mean()),
         lost_low=float(low_share),

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -203,14 +203,19 @@ def _one_thread_each() -> Iterator[None]:
                 os.environ[name] = value
 
 
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
+
+
 def play_all(
-    tasks: Sequence[tuple[Callable[[Game], list[Row]], Game]], workers: int
-) -> Iterator[tuple[int, list[Row]]]:
+    tasks: Sequence[tuple[Callable[[_Task], _Result], _Task]], workers: int, *, apart: bool = False
+) -> Iterator[tuple[int, _Result]]:
     """Results of all tasks as they are done, each with its place; in processes of their own if that is quicker.
 
-    The result of a task depends on the task alone, so the number of workers changes nothing but the order.
+    The result of a task depends on the task alone, so the number of workers changes nothing but the order. ``apart``:
+    in processes of their own always, so that it changes not even the last bit of a matrix product.
     """
-    if workers < 2 or len(tasks) < 2:
+    if not apart and (workers < 2 or len(tasks) < 2):
         for place, (function, game) in enumerate(tasks):
             yield place, function(game)
         return

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
 from ..allocation.guard import Certified, guarded
 from ..allocation.solve import Shares, equal, marginal
 from ..elasticity.curve import CurveStack, FloatArray, IntArray
-from ..elasticity.evidence import Measurement, PfiEvidence, RunEvidence, loss_from_samples
+from ..elasticity.evidence import Measurement, PfiEvidence, RunEvidence, loss_from_samples, pool_kin
 from ..elasticity.learner import learn
 from ..elasticity.posterior import Posterior
 from ..elasticity.prior import Prior
@@ -18,6 +19,9 @@ from .population import Population
 
 SAMPLES = 16
 """Throughput samples behind one measurement."""
+
+_LEAST_BASELINE: Final = 0.1
+"""No site takes a run's T_max for less than this share of what it is, whatever the error drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ def make_site(
         start=np.zeros(runs),
         end=population.column("deepest", drawn),
     )
-    baseline = 1.0 + conditions.baseline_error * rng.standard_normal(runs)
+    baseline = np.maximum(1.0 + conditions.baseline_error * rng.standard_normal(runs), _LEAST_BASELINE)
     evidence = []
     for i, error in zip(drawn, conditions.pfi_sd * rng.standard_normal(runs), strict=True):
         member = population.members[i]
@@ -113,8 +117,14 @@ def apply_rounds(
     conditions: Conditions,
     rng: np.random.Generator,
     guard: Callable[[Shares, Posterior, FloatArray, float], Certified] = guarded,
+    *,
+    pool: bool = False,
 ) -> list[Applied]:
-    """Plans 0..rounds at a cut of ``share`` of the draw, each made from what the ones before have shown."""
+    """Plans 0..rounds at a cut of ``share`` of the draw, each made from what the ones before have shown.
+
+    ``pool``: runs of one kin are known to be the same work, as job names tell, and learn from each other's
+    measurements. Without it they only count as erring together.
+    """
     shares = site.shares
     need = share * float(shares.watts.sum())
     even = equal(shares, need)
@@ -126,7 +136,8 @@ def apply_rounds(
     evidence = list(site.evidence)
     found: list[Applied] = []
     for number in range(rounds + 1):
-        posterior = learn(prior, evidence, log_weight=site.log_weight)
+        known = pool_kin(evidence) if pool else evidence
+        posterior = learn(prior, known, log_weight=site.log_weight)
         deepest = np.array([one.deepest for one in evidence])
         plan = guard(shares, posterior, deepest, need)
         found.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from . import paper
+from . import curves, paper
 
 
 @click.group()
@@ -13,3 +13,4 @@ def study() -> None:
 
 
 study.add_command(paper.paper)
+study.add_command(curves.curves)
