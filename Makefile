@@ -33,6 +33,8 @@ lint: setup
 bench: setup
 	$(PY) -m bench.prolog
 	$(PY) -m bench.controller
+	$(PY) -m bench.solve
+	$(PY) -m bench.learner
 
 mutants: setup
 	$(PY) -m testbed.mutants

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from importlib import import_module
+from typing import Any, Final
 
 import click
 
@@ -12,8 +13,25 @@ from .. import __version__
 from ..bus.control import WRONG_USE
 from . import config_check, controller, doctor, jobs, limit, off, status
 
+_ON_USE: Final = {"pfi": "pfi", "fit-predictor": "fit_predictor", "study": "study"}
+"""Commands that compute: they load numpy, which nobody who asks for the status should wait for."""
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class _Commands(click.Group):
+    """A group that imports some of its commands only when they are used, or listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *_ON_USE})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _ON_USE:
+            return super().get_command(ctx, cmd_name)
+        module = import_module(f".{_ON_USE[cmd_name]}", __package__)
+        found: click.Command = getattr(module, _ON_USE[cmd_name])
+        return found
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--config",
     metavar="FILE",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from . import curves, paper
+from . import curves, floors, paper
 
 
 @click.group()
@@ -14,3 +14,4 @@ def study() -> None:
 
 study.add_command(paper.paper)
 study.add_command(curves.curves)
+study.add_command(floors.floors)

@@ -1,0 +1,43 @@
+"""The files that a study is made from: a population of curves, and a library to learn from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...bus.control import NO, WRONG_USE
+from ...elasticity.curvefile import MAX_BYTES, CurveFile, CurveFileError, load_curves, text_of
+from ...elasticity.library import MEASURED_FILE, Library, LibraryError
+from ...sim.population import FEWEST_CURVES, UNIT_COLUMN, Gathered, Objective, PopulationError, gather
+from ..common import fail
+
+
+def population_of(path: Path, objective: Objective) -> tuple[CurveFile, Gathered]:
+    """The file's curves; ends the command when it cannot be read or holds nothing to judge."""
+    try:
+        file = load_curves(path, keep=(UNIT_COLUMN,))
+        gathered = gather(file, objective)
+    except (CurveFileError, PopulationError) as error:
+        fail(str(error), WRONG_USE)
+    if not gathered.members:
+        why = [f"{one.curve_id}: {one.reason}" for one in gathered.not_judged] + [
+            str(one) for one in gathered.skipped
+        ]
+        more = f" ({'; '.join(why[:3])}{'; ...' if len(why) > 3 else ''})" if why else ""
+        fail(
+            f"{path}: nothing to judge: no GPU model has {FEWEST_CURVES} curves with measured draw{more}", NO
+        )
+    return file, gathered
+
+
+def library_of(path: Path | None) -> tuple[str, Library]:
+    """Where the library comes from, and the library; ends the command when it cannot be used."""
+    if path is None:
+        return f"{MEASURED_FILE}, shipped with slurm-pfi", Library.load_default()
+    try:
+        with path.open("rb") as stream:
+            text = text_of(stream.read(MAX_BYTES + 1), origin=str(path))
+        return str(path), Library.from_csv(text, origin=str(path))
+    except OSError as error:
+        fail(f"{path}: cannot be read: {error.strerror or error}", WRONG_USE)
+    except (CurveFileError, LibraryError) as error:
+        fail(str(error), WRONG_USE)

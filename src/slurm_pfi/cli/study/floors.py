@@ -1,0 +1,201 @@
+"""``slurm-pfi study floors``: whether promised floors hold on GPU models that the library has not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from ...bus.control import NO
+from ...elasticity.curvefile import CurveFile
+from ...elasticity.floors import FLOOR_SDS
+from ...sim.floors_study import ALLOWED, LIMITS, MOST_MEASUREMENTS, Row, Study, judged, play, steps
+from ...sim.population import Gathered, Population
+from ...sim.rounds import Conditions
+from ..common import console, fail, percent, print_json
+from ..tables import Column, show_table
+from .files import library_of, population_of
+
+DEFAULT_SEED: Final = 20261117
+DEFAULT_SETS: Final = 20
+_SHOWN_IDS: Final = 5
+
+
+@click.command()
+@click.argument("population_file", metavar="POPULATION.csv", type=click.Path(path_type=Path))
+@click.option(
+    "--library",
+    "library_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="curves to learn from, in place of those shipped with the package",
+)
+@click.option(
+    "--sets",
+    default=DEFAULT_SETS,
+    show_default=True,
+    type=click.IntRange(1, 1000),
+    help="how often each job is tried, with new errors and noise",
+)
+@click.option(
+    "--sds",
+    default=FLOOR_SDS,
+    show_default=True,
+    type=click.FloatRange(0, 10),
+    help="standard deviations above the expected loss that a floor is kept by",
+)
+@click.option(
+    "--baseline-error", default=0.01, show_default=True, type=click.FloatRange(0, 0.5), help="of T_max"
+)
+@click.option(
+    "--pfi-sd", default=0.3, show_default=True, type=click.FloatRange(0, 100), help="error of the PFI told"
+)
+@click.option(
+    "--noise",
+    default=0.006,
+    show_default=True,
+    type=click.FloatRange(0, 0.5),
+    help="of a measured throughput",
+)
+@click.option("--seed", default=DEFAULT_SEED, show_default=True, type=click.IntRange(0), help="of all draws")
+@click.option("--json", "as_json", is_flag=True, help="machine-readable output, shares of 1")
+def floors(
+    population_file: Path,
+    library_file: Path | None,
+    sets: int,
+    sds: float,
+    baseline_error: float,
+    pfi_sd: float,
+    noise: float,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Promise every job of a file a greatest loss, and see how often it loses more at the floor it gets.
+
+    The GPU model of a job is not in its library. Floors are made after 0 to 4 measurements, each taken at the floor
+    before. Families of workloads count alike; the bound of broken promises draws them anew.
+    """
+    file, gathered = population_of(population_file, "progress")
+    origin, library = library_of(library_file)
+    study = Study(
+        population=Population(gathered.members),
+        library=library,
+        conditions=Conditions(pfi_sd=pfi_sd, noise=noise, baseline_error=baseline_error),
+        sets=sets,
+        seed=seed,
+        sds=sds,
+    )
+    if not judged(study.population)[0]:
+        fail(f"{population_file}: nothing to judge: no cap lies below what any of the jobs draws", NO)
+    screen = Console(stderr=True)
+    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        bar = progress.add_task("study floors", total=steps(study))
+        rows = play(study, lambda: progress.advance(bar))
+    document = _document(rows, study, gathered, file, origin)
+    if as_json:
+        print_json(document)
+    else:
+        _print(rows, study, document)
+
+
+def _document(
+    rows: Sequence[Row], study: Study, gathered: Gathered, file: CurveFile, origin: str
+) -> dict[str, Any]:
+    _, without = judged(study.population)
+    return {
+        "results": [asdict(row) for row in rows],
+        "by_gpu": _by_gpu(rows),
+        "allowed": ALLOWED,
+        "limits": list(LIMITS),
+        "sets": study.sets,
+        "seed": study.seed,
+        "sds": study.sds,
+        "conditions": asdict(study.conditions),
+        "file": file.origin,
+        "library": origin,
+        "no_cap_below_draw": [one.curve_id for one in without],
+        "not_judged": [asdict(one) for one in gathered.not_judged],
+        "skipped": [asdict(one) for one in gathered.skipped],
+    }
+
+
+def _by_gpu(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Each GPU model over all limits and measurements: broken promises, and the share used after two."""
+    found = []
+    for gpu in dict.fromkeys(row.gpu for row in rows):
+        of_gpu = [row for row in rows if row.gpu == gpu]
+        after_two = [row.used for row in of_gpu if row.measurements == 2]
+        found.append(
+            {
+                "gpu": gpu,
+                "broken": sum(row.broken for row in of_gpu) / len(of_gpu),
+                "upper95": sum(row.upper95 for row in of_gpu) / len(of_gpu),
+                "worst_cell": max(row.broken for row in of_gpu),
+                "used_after_two": sum(after_two) / len(after_two),
+            }
+        )
+    return found
+
+
+def _print(rows: Sequence[Row], study: Study, document: dict[str, Any]) -> None:
+    out = console()
+    out.print(
+        f"{document['file']}: every job of each GPU model, {study.sets} times, seed {study.seed};"
+        f" library: {document['library']} without that GPU model; floors at the expected loss plus {study.sds:g} sd",
+        markup=False,
+        highlight=False,
+    )
+    conditions = study.conditions
+    out.print(
+        f"told: PFI +-{conditions.pfi_sd:g}; noise {percent(conditions.noise)}, baselines"
+        f" {percent(conditions.baseline_error)}",
+        markup=False,
+    )
+    out.print(
+        "broken: share of promises that were, allowed 5 %; upper: its one-sided 95 % bound, families drawn anew; used:"
+        " share of the true greatest reduction"
+    )
+    for limit in LIMITS:
+        out.print()
+        out.print(f"promised: at most {100 * limit:.0f} % lost", style="bold")
+        show_table(out, _COLUMNS, [row for row in rows if row.limit == limit])
+    out.print()
+    out.print(f"all limits, 0 to {MOST_MEASUREMENTS} measurements", style="bold")
+    show_table(out, _GPU_COLUMNS, document["by_gpu"])
+    worst = max(document["by_gpu"], key=lambda entry: float(entry["broken"]))
+    verdict = "kept" if worst["broken"] <= ALLOWED else "NOT kept"
+    out.print(
+        f"worst GPU model: {worst['gpu']}, {percent(worst['broken'])} broken: the promise is {verdict}",
+        markup=False,
+    )
+    _say(out, "no cap lies below the draw, so nothing is promised", document["no_cap_below_draw"])
+    _say(out, "not judged", [f"{one['curve_id']} ({one['reason']})" for one in document["not_judged"]])
+    _say(out, "skipped", [f"{one['curve_id']} ({one['reason']})" for one in document["skipped"]])
+
+
+def _say(out: Console, what: str, names: Sequence[str]) -> None:
+    if names:
+        more = f" and {len(names) - _SHOWN_IDS} more" if len(names) > _SHOWN_IDS else ""
+        out.print(f"{what}: {', '.join(names[:_SHOWN_IDS])}{more}", markup=False)
+
+
+_COLUMNS: Final = (
+    Column("GPU MODEL LEFT OUT", lambda row: row.gpu, clip=10),
+    Column("MEASURED", lambda row: str(row.measurements), side="right"),
+    Column("BROKEN", lambda row: percent(row.broken), side="right"),
+    Column("UPPER", lambda row: percent(row.upper95), side="right"),
+    Column("USED", lambda row: percent(row.used, 0), side="right"),
+    Column("WORST FAMILY", lambda row: f"{row.worst_family} {percent(row.worst_family_broken)}", drop=1),
+)
+_GPU_COLUMNS: Final = (
+    Column("GPU MODEL LEFT OUT", lambda entry: entry["gpu"], clip=10),
+    Column("BROKEN", lambda entry: percent(entry["broken"]), side="right"),
+    Column("UPPER", lambda entry: percent(entry["upper95"]), side="right"),
+    Column("WORST CELL", lambda entry: percent(entry["worst_cell"]), side="right", drop=1),
+    Column("USED AFTER 2", lambda entry: percent(entry["used_after_two"], 0), side="right"),
+)

@@ -1,0 +1,37 @@
+"""Greatest reductions: how deep a run may be cut so that it keeps what its user was promised."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .curve import FloatArray
+from .posterior import Posterior
+from .prior import GRID
+
+FLOOR_SDS: Final = 2.0
+"""Standard deviations above the expected loss that still have to keep the promise. Not fitted to known families: a
+factor that was broke the promise for almost half of the others (docs/science.md)."""
+
+
+def greatest_reductions(posterior: Posterior, max_loss: ArrayLike, *, sds: float = FLOOR_SDS) -> FloatArray:
+    """The largest reduction of each run, (runs,), up to which its loss stays within ``max_loss`` (0..1, or (runs,)).
+
+    Judged by the expected loss plus ``sds`` standard deviations, so the posterior has to be learned with the wide
+    spreads (``process.FLOORS``). 0 where no loss is allowed. Raises ValueError on a loss that is no number of 0..1.
+    """
+    limit = np.broadcast_to(np.asarray(max_loss, dtype=np.float64), (posterior.batch.runs,))
+    if not ((limit >= 0) & (limit <= 1)).all():
+        raise ValueError("the greatest loss is a number of 0 to 1")
+    mean, sd = posterior.mean_and_sd()
+    upper = np.maximum.accumulate(np.clip(mean + sds * sd, 0.0, 1.0), axis=1)
+    within = upper <= limit[:, None]
+    last = np.maximum(within.sum(axis=1) - 1, 0)
+    after = np.minimum(last + 1, GRID.size - 1)
+    runs = np.arange(limit.size)
+    low, high = upper[runs, last], upper[runs, after]
+    step = np.divide(limit - low, high - low, out=np.zeros(limit.size), where=high > low)
+    reached = GRID[last] + np.clip(step, 0.0, 1.0) * (GRID[after] - GRID[last])
+    return np.where(limit > 0, np.where(within[:, 0], reached, 0.0), 0.0)

@@ -1,0 +1,145 @@
+"""Whether promised floors hold on GPU models that the library has not seen: ``slurm-pfi study floors``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from ..elasticity.curve import FloatArray
+from ..elasticity.floors import FLOOR_SDS, greatest_reductions
+from ..elasticity.learner import learn
+from ..elasticity.library import Library
+from ..elasticity.names import same_gpu
+from ..elasticity.prior import Prior
+from ..elasticity.process import FLOORS
+from .population import Member, Population
+from .rounds import Conditions, Site, make_site, measure
+
+LIMITS: Final = (0.05, 0.10, 0.20)
+MOST_MEASUREMENTS: Final = 4
+ALLOWED: Final = 0.05
+"""Of the promises, so many may be broken: floors are promised with 95 % confidence."""
+
+_RESAMPLES: Final = 2000
+_UPPER: Final = 0.95
+_SAME: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Study:
+    """``sets``: how often every job of a GPU model is tried, with new errors and noise. ``sds``: see FLOOR_SDS."""
+
+    population: Population
+    library: Library
+    conditions: Conditions
+    sets: int
+    seed: int
+    sds: float = FLOOR_SDS
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Promises of one GPU model under one limit after some measurements. Families of workloads count alike.
+
+    ``broken``: share of promises that were; ``upper95``: its one-sided 95 % bound, families drawn anew; ``used``: share
+    of the true greatest reduction that was given; ``worst_family`` and the share that it broke.
+    """
+
+    gpu: str
+    limit: float
+    measurements: int
+    promises: int
+    broken: float
+    upper95: float
+    used: float
+    worst_family: str
+    worst_family_broken: float
+
+
+def judged(population: Population) -> tuple[list[Member], list[Member]]:
+    """Members to whom a promise means something, and the others: no cap lies below what those draw.
+
+    What they lose at a cap that does nothing is noise, and no floor of theirs is ever in the way.
+    """
+    able = [one for one in population.members if one.pfi_reductions]
+    return able, [one for one in population.members if not one.pfi_reductions]
+
+
+def play(study: Study, done: Callable[[], None] = lambda: None) -> list[Row]:
+    """All rows, GPU model by GPU model. ``done`` is called after each of ``steps(study)`` steps."""
+    able, _ = judged(study.population)
+    rows: list[Row] = []
+    for gpu in study.population.gpu_models:
+        members = [one for one in able if one.gpu_model == gpu]
+        if not members:
+            continue
+        known = [one for one in study.library.curves if not same_gpu(one.gpu_model, gpu)]
+        prior = Prior(Library(known))
+        for limit in LIMITS:
+            tries = []
+            for number in range(study.sets):
+                tries.append(_try(study, members, prior, limit, number))
+                done()
+            rows += _rows(study, gpu, limit, members, np.array(tries))
+    return rows
+
+
+def steps(study: Study) -> int:
+    """How often ``play`` calls ``done``."""
+    able, _ = judged(study.population)
+    return len({one.gpu_model for one in able}) * len(LIMITS) * study.sets
+
+
+def _try(study: Study, members: Sequence[Member], prior: Prior, limit: float, number: int) -> FloatArray:
+    """A site of every member once: reductions given after 0..MOST_MEASUREMENTS, (measurements + 1, members).
+
+    Each is measured at the floor that it was promised last, which is as deep as a site may go to learn.
+    """
+    rng = np.random.default_rng([study.seed, number, round(1000 * limit)])
+    everyone = np.arange(len(members), dtype=np.intp)
+    site: Site = make_site(
+        Population(members), everyone, [prior.log_weight] * len(members), study.conditions, rng
+    )
+    evidence = list(site.evidence)
+    given = np.empty((MOST_MEASUREMENTS + 1, len(members)))
+    for count in range(MOST_MEASUREMENTS + 1):
+        posterior = learn(prior, evidence, spreads=FLOORS)
+        given[count] = np.minimum(greatest_reductions(posterior, limit, sds=study.sds), site.shares.end)
+        for i, point in enumerate(measure(site, given[count], study.conditions.noise, rng)):
+            if point is not None:
+                evidence[i] = replace(evidence[i], measurements=(*evidence[i].measurements, point))
+    return given
+
+
+def _rows(study: Study, gpu: str, limit: float, members: Sequence[Member], given: FloatArray) -> list[Row]:
+    """``given``: (sets, measurements + 1, members)."""
+    loss = np.stack([one.curve.loss_at(given[..., i]) for i, one in enumerate(members)], axis=-1)
+    most = np.array([min(one.curve.greatest_reduction(limit), one.deepest) for one in members])
+    broken = (loss > limit + _SAME).mean(axis=0)
+    used = np.minimum(given / np.maximum(most, _SAME), 1.0).mean(axis=0)
+    families = sorted({one.family for one in members})
+    of_family = np.array([[one.family == name for one in members] for name in families], dtype=np.float64)
+    of_family /= of_family.sum(axis=1, keepdims=True)
+    by_family, used_by_family = broken @ of_family.T, used @ of_family.T
+    rng = np.random.default_rng([study.seed, 1])
+    drawn = rng.integers(len(families), size=(_RESAMPLES, len(families)))
+    found = []
+    for count in range(given.shape[1]):
+        worst = int(np.argmax(by_family[count]))
+        found.append(
+            Row(
+                gpu=gpu,
+                limit=limit,
+                measurements=count,
+                promises=given.shape[0] * len(members),
+                broken=float(by_family[count].mean()),
+                upper95=float(np.quantile(by_family[count][drawn].mean(axis=1), _UPPER)),
+                used=float(used_by_family[count].mean()),
+                worst_family=families[worst],
+                worst_family_broken=float(by_family[count][worst]),
+            )
+        )
+    return found
