@@ -92,12 +92,16 @@ class TagSection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ControllerSection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The commanding daemon. ``user`` is whom node agents take orders from (SlurmUser)."""
+    """The commanding daemon. ``user`` is whom node agents take orders from (SlurmUser).
+
+    ``curves``: a file of the site's own measured curves, added to the library that comes with the package.
+    """
 
     user: str = "slurm"
     admins: tuple[str, ...] = ()
     state_dir: str = "/var/lib/slurm-pfi"
     run_dir: str = "/run/slurm-pfi-controller"
+    curves: str | None = None
 
 
 class NodeSection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -185,6 +189,7 @@ def _check(config: Config, origin: str) -> None:
     for key, value in (
         ("node.identity_dir", config.node.identity_dir),
         ("slurm.bin_dir", config.slurm.bin_dir),
+        ("controller.curves", config.controller.curves),
     ):
         if value is not None:
             _absolute(origin, key, value)

@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from ..bus.control import WRONG_USE
+from ..config import Config
 from ..controller.nodes import ConfigNodesError, declared_nodes
 from .common import fail, given_path, print_json, site_config
 
@@ -25,6 +26,8 @@ def check(context: click.Context, as_json: bool) -> None:
         nodes = declared_nodes(read)
     except ConfigNodesError as error:
         fail(f"{given_path(context)}: {error}", WRONG_USE)
+    if read.controller.curves is not None:
+        _check_curves(read, context)
     if as_json:
         print_json(msgspec.to_builtins(read))
         return
@@ -33,3 +36,16 @@ def check(context: click.Context, as_json: bool) -> None:
         f"{given_path(context)}: fine. Cluster {read.cluster}, policy {read.policy.name}, "
         f"{len(nodes)} nodes ({enforced} enforce, {len(nodes) - enforced} observe)."
     )
+
+
+def _check_curves(read: Config, context: click.Context) -> None:
+    """The site's own curves as the controller would read them; says what of them is of no use."""
+    from ..controller.science import site_library
+    from ..elasticity.library import LibraryError
+
+    try:
+        library = site_library(read)
+    except LibraryError as error:
+        fail(f"{given_path(context)}: controller.curves: {error}", WRONG_USE)
+    for curve_id, reason in library.left_out:
+        click.echo(f"slurm-pfi: curve {curve_id} does not count: {reason}", err=True)

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from ..config import Config
 from ..elasticity.curve import ElasticityCurve
+from ..elasticity.curvefile import CurveFileError, load_text
 from ..elasticity.index import Pfi
-from ..elasticity.library import Library, greatest_reduction
+from ..elasticity.library import Library, LibraryError, greatest_reduction
 
 GRID_W = (200.0, 300.0, 400.0, 500.0, 600.0, 700.0)
 """The cap grid of a PFI that nobody measured: the six caps of arXiv 2609.11542 on H200."""
+
+
+def site_library(config: Config) -> Library:
+    """The package's curves and the site's own. Raises LibraryError when the site's file cannot be used."""
+    library = Library.load_default()
+    if config.controller.curves is None:
+        return library
+    path = Path(config.controller.curves)
+    try:
+        return library.extended(load_text(path), origin=str(path))
+    except CurveFileError as error:
+        raise LibraryError(str(error)) from error
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ..bus.control import UNREACHABLE, WRONG_USE, ControlServer
 from ..bus.local import LocalServer
 from ..bus.unix import Peer, SocketError
 from ..config import Config, ConfigError, load_config
-from ..elasticity.library import Library
+from ..elasticity.library import LibraryError
 from ..model import GpuId, Report
 from ..slurm.cli import SlurmCommands
 from ..store.audit import AuditLog
@@ -27,7 +27,7 @@ from ..units import watts_to_mw
 from .core import Core
 from .nodes import ConfigNodesError, cannot_leave, declared_nodes, with_nodes
 from .orders import Orders
-from .science import Science
+from .science import Science, site_library
 from .slurm_worker import SlurmWorker
 from .state import (
     Action,
@@ -60,7 +60,7 @@ class Controller:
     def __init__(self, config: Config, path: Path) -> None:
         self.config = config
         self._path = path
-        self.core = Core(config, Science(Library.load_default()))
+        self.core = Core(config, Science(site_library(config)))
         state_dir, run_dir = Path(config.controller.state_dir), Path(config.controller.run_dir)
         self._epochs = EpochStore(state_dir / "epoch.json")
         self._commanded = CommandedStore(state_dir / "commanded.json")
@@ -312,6 +312,9 @@ def run_controller(config: Config, path: Path) -> int:
 async def _run(config: Config, path: Path) -> int:
     try:
         controller = Controller(config, path)
+    except LibraryError as error:
+        log.error(f"cannot start: controller.curves: {error}")
+        return WRONG_USE
     except OSError as error:
         log.error(f"cannot start: {error}")
         return UNREACHABLE

@@ -142,14 +142,17 @@ def load_curves(
     path: Path, *, uncapped_w: float | None = None, need: Sequence[str] = (), keep: Sequence[str] = ()
 ) -> CurveFile:
     """Read a curve file. Arguments and errors: ``read_curves``; CurveFileError too for what is no readable text."""
+    return read_curves(load_text(path), origin=str(path), uncapped_w=uncapped_w, need=need, keep=keep)
+
+
+def load_text(path: Path) -> str:
+    """The text of a curve file. Raises CurveFileError when it cannot be read, is too long or not UTF-8."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise CurveFileError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return read_curves(
-        text_of(data, origin=str(path)), origin=str(path), uncapped_w=uncapped_w, need=need, keep=keep
-    )
+    return text_of(data, origin=str(path))
 
 
 def text_of(data: bytes, *, origin: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...bus.control import NO, WRONG_USE
-from ...elasticity.curvefile import MAX_BYTES, CurveFile, CurveFileError, load_curves, text_of
+from ...elasticity.curvefile import CurveFile, CurveFileError, load_curves, load_text
 from ...elasticity.library import MEASURED_FILE, Library, LibraryError
 from ...sim.population import FEWEST_CURVES, UNIT_COLUMN, Gathered, Objective, PopulationError, gather
 from ..common import fail
@@ -34,10 +34,6 @@ def library_of(path: Path | None) -> tuple[str, Library]:
     if path is None:
         return f"{MEASURED_FILE}, shipped with slurm-pfi", Library.load_default()
     try:
-        with path.open("rb") as stream:
-            text = text_of(stream.read(MAX_BYTES + 1), origin=str(path))
-        return str(path), Library.from_csv(text, origin=str(path))
-    except OSError as error:
-        fail(f"{path}: cannot be read: {error.strerror or error}", WRONG_USE)
+        return str(path), Library.from_csv(load_text(path), origin=str(path))
     except (CurveFileError, LibraryError) as error:
         fail(str(error), WRONG_USE)
