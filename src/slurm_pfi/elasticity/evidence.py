@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from .curve import FloatArray, IntArray
+
+BoolArray: TypeAlias = NDArray[np.bool_]
 
 BaselineSource: TypeAlias = Literal["seen", "recalled", "bounded"]
 
@@ -25,6 +27,14 @@ NEW_SEGMENT_SD: Final = 0.05
 DRIFT_PER_HOUR: Final = 0.005
 """How much a measured loss may have drifted in an hour: what is old counts less."""
 
+LEAST_LOSS: Final = -10.0
+"""Eleven times its baseline: who runs that fast has a wrong baseline, and no loss can be told from it."""
+
+GREATEST_PFI: Final = 1000.0
+"""Ten times what the least loss that counts gives at full reduction: beyond it a PFI is an error of a division."""
+
+MOST_LENDERS: Final = 8
+"""Kin whose measurements a run is lent at most: more say little that these do not, and work grows with their cube."""
 
 _FEWEST_SAMPLES: Final = 4
 
@@ -44,6 +54,8 @@ class PfiEvidence:
     def __post_init__(self) -> None:
         if not (np.isfinite(self.value) and np.isfinite(self.sd) and self.sd >= 0):
             raise EvidenceError(f"a PFI of {self.value} with a standard deviation of {self.sd} says nothing")
+        if abs(self.value) > GREATEST_PFI:
+            raise EvidenceError(f"a PFI lies within -{GREATEST_PFI:g}..{GREATEST_PFI:g}, got {self.value}")
         if not self.reductions or not all(0 <= x <= 1 for x in self.reductions):
             raise EvidenceError(f"the grid of a PFI is one of reductions within 0..1, not {self.reductions}")
 
@@ -66,10 +78,12 @@ class Measurement:
     def __post_init__(self) -> None:
         if not 0 <= self.reduction <= 1:
             raise EvidenceError(f"a reduction lies within 0..1, got {self.reduction}")
-        if not (np.isfinite(self.loss) and self.loss <= 1):
-            raise EvidenceError(f"a loss is a number up to 1, got {self.loss}")
+        if not LEAST_LOSS <= self.loss <= 1:
+            raise EvidenceError(f"a loss lies within {LEAST_LOSS:g}..1, got {self.loss}")
         if not (np.isfinite(self.sd) and self.sd >= 0 and np.isfinite(self.age_s) and self.age_s >= 0):
             raise EvidenceError(f"noise {self.sd} or age {self.age_s} is no number of 0 or more")
+        if self.baseline_sd is not None and not (np.isfinite(self.baseline_sd) and self.baseline_sd >= 0):
+            raise EvidenceError(f"a baseline_sd is a number of 0 or more, got {self.baseline_sd}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +151,13 @@ class Batch:
 
     reduction: FloatArray
     loss: FloatArray
-    real: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+    real: BoolArray
     noise_cov: FloatArray
     group: IntArray
     groups: tuple[str, ...]
     kin: IntArray
     kin_size: IntArray
-    told: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+    told: BoolArray
 
     @property
     def runs(self) -> int:
@@ -151,35 +165,46 @@ class Batch:
 
 
 _NOTHING: Final = 1e3
-"""Standard deviation of a point that is only there to fill a row."""
+"""Standard deviation of a point that is only there to fill a row; greater ones say no less."""
 
 
 def pack(runs: Sequence[RunEvidence]) -> Batch:
     """Lay the measurements of many runs side by side; runs of one GPU model form a group."""
     groups = tuple(sorted({run.gpu_model for run in runs}))
     number = {name: i for i, name in enumerate(groups)}
-    width = max((len(run.measurements) for run in runs), default=0)
-    shape = (len(runs), width)
-    x, y, tau, sd = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.full(shape, _NOTHING)
-    real = np.zeros(shape, dtype=bool)
-    segment = np.zeros(shape, dtype=np.intp)
-    for i, run in enumerate(runs):
-        newest = max((point.segment for point in run.measurements), default=0)
-        for j, point in enumerate(run.measurements):
-            x[i, j], y[i, j], segment[i, j], real[i, j] = point.reduction, point.loss, point.segment, True
-            drift = DRIFT_PER_HOUR * point.age_s / 3600
-            sd[i, j] = np.hypot(max(point.sd, LEAST_NOISE_SD), drift)
-            tau[i, j] = run.tau if point.segment == newest else np.hypot(run.tau, NEW_SEGMENT_SD)
-            if point.baseline_sd is not None:
-                tau[i, j] = point.baseline_sd
+    count = np.array([len(run.measurements) for run in runs], dtype=np.intp)
+    width = int(count.max(initial=0))
+    real = np.arange(width) < count[:, None]
+    x, y, sd, age_s, segment, own = _laid_out(runs, real)
+    newest = segment.max(axis=1, initial=-np.inf, where=real, keepdims=True)
+    tau = np.array([run.tau for run in runs]).reshape(-1, 1)
+    tau = np.where(segment == newest, tau, np.hypot(tau, NEW_SEGMENT_SD))
+    tau = np.minimum(np.where(np.isnan(own), tau, own), _NOTHING)
     # T_hat = T_max (1 + e) turns a true loss l into y = l + e (1 - y), exactly: the error scales with what is left.
-    error = tau * (1.0 - y)
+    error = np.where(real, tau * (1.0 - y), 0.0)
     common = (segment[:, :, None] == segment[:, None, :]) * error[:, :, None] * error[:, None, :]
-    noise = common + np.eye(width) * (sd**2)[:, :, None]
+    sd = np.minimum(np.hypot(np.maximum(sd, LEAST_NOISE_SD), DRIFT_PER_HOUR * age_s / 3600), _NOTHING)
+    noise = common + np.eye(width) * np.where(real, sd, _NOTHING)[:, :, None] ** 2
     kin, kin_size = _kin(runs)
     group = np.array([number[run.gpu_model] for run in runs], dtype=np.intp)
     told = np.array([run.pfi is not None for run in runs], dtype=bool)
     return Batch(x, y, real, noise, group, groups, kin, kin_size, told)
+
+
+def _laid_out(runs: Sequence[RunEvidence], real: BoolArray) -> FloatArray:
+    """Columns of the measurements: reduction, loss, sd, age, segment, baseline_sd (NaN: the run's own).
+
+    Shape (6, runs, points), 0 where no point is ``real``.
+    """
+    flat = [
+        (one.reduction, one.loss, one.sd, one.age_s, one.segment, one.baseline_sd)
+        for run in runs
+        for one in run.measurements
+    ]
+    columns = np.zeros((6, *real.shape))
+    if flat:
+        columns[:, real] = np.array(flat, dtype=np.float64).T  # None becomes NaN
+    return columns
 
 
 def _kin(runs: Sequence[RunEvidence]) -> tuple[IntArray, IntArray]:
@@ -193,27 +218,42 @@ def _kin(runs: Sequence[RunEvidence]) -> tuple[IntArray, IntArray]:
 def pool_kin(runs: Sequence[RunEvidence]) -> list[RunEvidence]:
     """Give each run the measurements of its kin too: the same work on the same GPU model has the same curve.
 
-    What was measured against another run's baseline is a segment of its own, with that baseline's error. Runs of
+    What was measured against another run's baseline is a segment of its own, with that baseline's error. Only the
+    newest segment is lent, and only by the MOST_LENDERS of the surest baselines and most measurements. Runs of
     unknown kin keep to themselves.
     """
     by_kin: dict[tuple[str, str], list[int]] = {}
     for i, run in enumerate(runs):
-        if run.kin:
+        if run.kin and run.measurements:
             by_kin.setdefault((run.gpu_model, run.kin), []).append(i)
+    lent = {name: _loans(runs, members) for name, members in by_kin.items()}
     pooled = list(runs)
-    for members in by_kin.values():
-        for i in members if len(members) > 1 else ():
-            oldest = min((point.segment for point in runs[i].measurements), default=0)
-            lent = [
-                replace(point, segment=oldest - 1 - place, baseline_sd=runs[j].tau)
-                for place, j in enumerate(members)
-                if j != i
-                for point in _newest(runs[j])
+    for i, run in enumerate(runs):
+        others = [loan for lender, loan in lent.get((run.gpu_model, run.kin), ()) if lender != i]
+        if others:
+            oldest = min((point.segment for point in run.measurements), default=0)
+            moved = [
+                replace(point, segment=oldest - 1 - place)
+                for place, loan in enumerate(others[:MOST_LENDERS])
+                for point in loan
             ]
-            pooled[i] = replace(runs[i], measurements=(*lent, *runs[i].measurements))
+            pooled[i] = replace(run, measurements=(*moved, *run.measurements))
     return pooled
 
 
-def _newest(run: RunEvidence) -> list[Measurement]:
-    newest = max((point.segment for point in run.measurements), default=0)
-    return [point for point in run.measurements if point.segment == newest]
+def _loans(runs: Sequence[RunEvidence], members: Sequence[int]) -> list[tuple[int, list[Measurement]]]:
+    """Who lends what, the best first: one more than any one run is lent, for nobody borrows from itself."""
+    found = []
+    for i in members:
+        newest = max(point.segment for point in runs[i].measurements)
+        loan = [
+            # What was itself lent or recalled keeps the error of the baseline it came with.
+            replace(point, baseline_sd=runs[i].tau if point.baseline_sd is None else point.baseline_sd)
+            for point in runs[i].measurements
+            if point.segment == newest
+        ]
+        found.append((i, loan))
+    found.sort(
+        key=lambda one: (runs[one[0]].tau, -len(one[1]), [(p.age_s, p.reduction, p.loss) for p in one[1]])
+    )
+    return found[: MOST_LENDERS + 1]

@@ -13,12 +13,20 @@ from typing import Final
 import numpy as np
 
 from .curve import FloatArray
-from .evidence import Batch, RunEvidence, pack
+from .evidence import Batch, EvidenceError, RunEvidence, pack
+from .mixture import Moments, Part, parts
 from .posterior import Posterior
-from .prior import GRID, PFI_MODEL_SD, Prior, interpolate
-from .process import KNOTS, SHARING, Discrepancy, knot_covariance, knot_weights, matern
+from .prior import GRID, Prior, Table
+from .process import KNOTS, SHARING, Discrepancy, knot_covariance
 
 _PASSES: Final = 3
+
+_SURPRISE: Final = 9.0
+"""Square of the standard deviations by which one point may miss what was expected of it: three."""
+
+_MOST_WIDENED: Final = 4.0
+"""A run's own spread is widened to so much at most: a curve is uncertain by all there is, and the site's certificate
+should not hang on one broken counter."""
 
 
 def learn(
@@ -31,63 +39,88 @@ def learn(
     """The posterior of all runs' curves. ``log_weight`` (runs, candidates) replaces the prior's own weights.
 
     Candidates and the GPU models' discrepancies explain the same residuals, so each is fitted in turn, three times.
-    Linear in runs, and in library curves.
+    Before the last time, runs that lie outside what was expected of them get a wider discrepancy of their own.
+    Linear in runs, and in library curves. Raises EvidenceError on weights that are none.
     """
     batch = pack(runs)
-    base = np.broadcast_to(prior.log_weight if log_weight is None else log_weight, (batch.runs, prior.size))
-    mean_loss = _softmax(base) @ prior.losses.T
-    sd = spreads.run.sd(batch.reduction, interpolate(mean_loss, batch.reduction))
-    # A handful of points each: the inverse is as good as solving, and is needed for every candidate.
-    whiten = np.linalg.inv(np.linalg.cholesky(_own_covariance(batch, sd, spreads)))
-    white = whiten @ (batch.loss[..., None] - prior.at(batch.reduction))
-    white_knots = whiten @ knot_weights(batch.reduction)
-    prior_cov = _prior_covariances(batch, mean_loss, spreads)
-    weight = _with_pfi(prior, runs, base)
-    mean, cov = np.zeros(prior_cov.shape[:2]), prior_cov
-    for _ in range(_PASSES):
-        shift = np.einsum("rnk,rk->rn", white_knots, mean[batch.group])
-        misfit = ((white - shift[..., None]) ** 2).sum(axis=1)
-        candidate = _softmax(weight - 0.5 * misfit)
-        mean, cov = _fit_shared(batch, white, candidate, white_knots, prior_cov)
+    base = _weights(prior, log_weight, batch.runs)
+    mean_loss = _mean_loss(prior, base)
+    split = list(parts(prior, batch, mean_loss, base, spreads.run))
+    for part in split:
+        part.tell_pfi(prior, runs)
+    cov = prior_cov = _prior_covariances(batch, mean_loss, spreads)
+    mean: FloatArray = np.zeros(prior_cov.shape[:2])
+    found = _Found(batch, prior.size)
+    for number in range(_PASSES):
+        last = number == _PASSES - 1
+        information, told = np.zeros_like(prior_cov), np.zeros_like(mean)
+        for part in split:
+            if last:
+                found.widening[part.members] = _widen(part, mean[part.group], cov[part.group])
+            moments = part.moments(mean[part.group])
+            _inform(part, moments, batch, information, told)
+            if last:
+                found.keep(part, moments)
+        # (P^-1 + I)^-1 without inverting P, which has a zero at reduction 0.
+        cov = np.asarray(np.linalg.solve(np.eye(KNOTS.size) + prior_cov @ information, prior_cov))
+        mean = (cov @ told[..., None])[..., 0]
     return Posterior(
         prior=prior,
         batch=batch,
-        candidate=candidate,
+        candidate=found.candidate,
         mean_loss=mean_loss,
         spreads=spreads,
-        sd=sd,
-        precision=np.swapaxes(whiten, 1, 2) @ whiten,
+        widening=found.widening,
+        precision=found.precision,
+        unexplained=found.unexplained,
         shared_mean=mean,
         shared_cov=cov,
     )
 
 
-def _with_pfi(prior: Prior, runs: Sequence[RunEvidence], log_weight: FloatArray) -> FloatArray:
-    """Log weights (runs, candidates) after what the PFI of each run says; one grid of reductions at a time."""
-    weight = log_weight.copy()
-    by_grid: dict[tuple[float, ...], list[int]] = {}
-    for i, run in enumerate(runs):
-        if run.pfi is not None:
-            by_grid.setdefault(run.pfi.reductions, []).append(i)
-    for reductions, members in by_grid.items():
-        value = np.array([_told(runs[i]) for i in members])
-        expected = prior.pfi(reductions)
-        sd = np.hypot(value[:, 1], PFI_MODEL_SD)[:, None]
-        weight[members] -= 0.5 * ((value[:, :1] - expected) / sd) ** 2
-    return weight
+class _Found:
+    """What the last pass finds of each run; see Posterior."""
+
+    def __init__(self, batch: Batch, candidates: int) -> None:
+        runs, points = batch.real.shape
+        self.candidate: Table = np.zeros((runs, candidates), dtype=np.float32)
+        self.widening = np.ones(runs)
+        self.precision = np.zeros((runs, points, points))
+        self.unexplained = np.zeros((runs, points))
+
+    def keep(self, part: Part, moments: Moments) -> None:
+        at = part.members
+        if isinstance(part.columns, slice):
+            self.candidate[at] = moments.weight
+        else:
+            self.candidate[at[:, None], part.columns] = moments.weight
+        self.precision[at, : part.points, : part.points] = np.swapaxes(part.whiten, 1, 2) @ part.whiten
+        self.unexplained[at, : part.points] = (part.root @ moments.middle[..., None])[..., 0]
 
 
-def _told(run: RunEvidence) -> tuple[float, float]:
-    assert run.pfi is not None
-    return run.pfi.value, run.pfi.sd
+def _weights(prior: Prior, log_weight: FloatArray | None, runs: int) -> FloatArray:
+    """Log weights (runs, candidates) before any evidence."""
+    shape = (runs, prior.size)
+    if log_weight is None:
+        return np.broadcast_to(prior.log_weight, shape)
+    base = np.asarray(log_weight, dtype=np.float64)
+    if base.shape != shape:
+        raise EvidenceError(f"log weights of {runs} runs and {prior.size} candidates, not {base.shape}")
+    if base.size:
+        best = base.max(axis=1)  # NaN where any is
+        if not np.isfinite(best).all():
+            place = int(np.argmin(np.isfinite(best)))
+            raise EvidenceError(f"run at place {place}: of its log weights the greatest is {best[place]}")
+    return base
 
 
-def _own_covariance(batch: Batch, sd: FloatArray, spreads: Discrepancy) -> FloatArray:
-    """Covariance of a run's points round its curve and its GPU model's discrepancy: (runs, points, points)."""
-    distance = batch.reduction[:, :, None] - batch.reduction[:, None, :]
-    own = sd[:, :, None] * sd[:, None, :] * matern(distance, spreads.run.length)
-    real = batch.real[:, :, None] & batch.real[:, None, :]
-    return np.where(real, own, 0.0) + batch.noise_cov
+def _mean_loss(prior: Prior, base: FloatArray) -> FloatArray:
+    """What the library alone expects of each run, (runs, grid)."""
+    if base.strides[0] == 0:  # one row for all
+        return np.broadcast_to(
+            _softmax(base[:1]) @ prior.losses.T.astype(np.float64), (base.shape[0], GRID.size)
+        )
+    return _softmax(base) @ prior.losses.T
 
 
 def _prior_covariances(batch: Batch, mean_loss: FloatArray, spreads: Discrepancy) -> FloatArray:
@@ -99,31 +132,39 @@ def _prior_covariances(batch: Batch, mean_loss: FloatArray, spreads: Discrepancy
     return found
 
 
-def _fit_shared(
-    batch: Batch, white: FloatArray, candidate: FloatArray, white_knots: FloatArray, prior_cov: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Ridge regression of each GPU model's discrepancy on what its runs' curves leave unexplained.
+def _inform(part: Part, moments: Moments, batch: Batch, information: FloatArray, told: FloatArray) -> None:
+    """Add what a part says of its GPU model to ``information`` (groups, knots, knots) and ``told`` (groups, knots).
 
-    Mean (groups, knots) and covariance (groups, knots, knots). Which candidate is right is itself uncertain: that
+    Ridge regression on what the runs' curves leave unexplained. Which candidate is right is itself uncertain: that
     spread is noise here. Kin deviate alike, so together they weigh as one.
     """
-    middle = np.einsum("rnc,rc->rn", white, candidate)
-    mean, cov = np.zeros(prior_cov.shape[:2]), prior_cov.copy()
-    for number in range(len(batch.groups)):
-        members = batch.group == number
-        if not batch.real[members].any():
-            continue
-        centred = white[members] - middle[members][..., None]
-        between = (centred * candidate[members][:, None, :]) @ np.swapaxes(centred, 1, 2)
-        certainty = np.linalg.inv(np.eye(between.shape[-1]) + between)
-        certainty /= batch.kin_size[members][:, None, None]
-        basis = white_knots[members]
-        information = np.einsum("rni,rnm,rmj->ij", basis, certainty, basis, optimize=True)
-        told = np.einsum("rni,rnm,rm->i", basis, certainty, middle[members], optimize=True)
-        # (P^-1 + I)^-1 without inverting P, which has a zero at reduction 0.
-        cov[number] = np.linalg.solve(np.eye(KNOTS.size) + prior_cov[number] @ information, prior_cov[number])
-        mean[number] = cov[number] @ told
-    return mean, cov
+    if not part.points:
+        return
+    certainty = np.linalg.inv(np.eye(part.points) + moments.between)
+    certainty /= batch.kin_size[part.members][:, None, None]
+    weighed = (certainty @ part.knots).reshape(-1, KNOTS.size)
+    information[part.group] += weighed.T @ part.knots.reshape(-1, KNOTS.size)
+    told[part.group] += weighed.T @ moments.middle.ravel()
+
+
+def _widen(part: Part, shared: FloatArray, shared_cov: FloatArray) -> FloatArray:
+    """Widen the runs of a part whose measurements lie outside their interval; factors of all its runs, (runs,).
+
+    The interval is what library, PFI and GPU model expect of a run that has shown nothing yet. Beyond it, what was
+    measured says that nothing known describes this run, and its own discrepancy grows by as much.
+    """
+    factor = np.ones(part.members.size)
+    if not part.points:
+        return factor
+    expected = part.moments(shared, measured=False)
+    cov = np.eye(part.points) + expected.between + part.knots @ shared_cov @ np.swapaxes(part.knots, 1, 2)
+    off = expected.middle - part.knots @ shared
+    square = (off * np.linalg.solve(cov, off[..., None])[..., 0]).sum(axis=1)
+    allowed = _SURPRISE + np.maximum(part.real.sum(axis=1) - 1, 0)
+    rows = np.flatnonzero(square > allowed)
+    factor[rows] = np.minimum(np.sqrt(square[rows] / allowed[rows]), _MOST_WIDENED)
+    part.widen(rows, factor[rows])
+    return factor
 
 
 def _softmax(log_weight: FloatArray) -> FloatArray:

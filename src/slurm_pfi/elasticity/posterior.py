@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from .curve import FloatArray
 from .evidence import Batch
-from .prior import GRID, Prior, interpolate
+from .prior import BLOCK, GRID, Prior, Table, combined, interpolate
 from .process import Discrepancy, knot_weights, matern
+
+_KNOTS_ON_GRID: Final = knot_weights(GRID)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Posterior:
     """The learned curves of all runs; made by ``learner.learn``.
 
-    ``candidate`` (runs, candidates): weights. ``mean_loss`` (runs, grid): what the library alone says. ``sd``
-    (runs, points): prior spread of the runs' own discrepancies at their measured points. ``precision``: inverse
-    covariance of those points. ``shared_mean`` (groups, knots), ``shared_cov``: discrepancies of the GPU models.
+    ``candidate`` (runs, candidates): weights. ``mean_loss`` (runs, grid): what the library alone says. ``widening``
+    (runs,): factors on the spread of the runs' own discrepancies. ``precision``: inverse covariance of what was
+    measured round curves and GPU models. ``unexplained`` (runs, points): measured less what the candidates expect.
+    ``shared_mean`` (groups, knots), ``shared_cov``: discrepancies of the GPU models.
     """
 
     prior: Prior
     batch: Batch
-    candidate: FloatArray
+    candidate: Table
     mean_loss: FloatArray
     spreads: Discrepancy
-    sd: FloatArray
+    widening: FloatArray
     precision: FloatArray
+    unexplained: FloatArray
     shared_mean: FloatArray
     shared_cov: FloatArray
 
@@ -38,85 +44,114 @@ class Posterior:
 
     def mean(self) -> FloatArray:
         """Expected loss of each run on GRID, shape (runs, grid); not clipped, not monotone in general."""
-        return self._mean_and_variance(want_variance=False)[0]
+        result = (self.candidate @ self.prior.losses.T).astype(np.float64)
+        result += (self.shared_mean @ _KNOTS_ON_GRID.T)[self.batch.group]
+        for rows in self._blocks(GRID.size * (1 + self.batch.reduction.shape[1])):
+            result[rows] += (self._on_grid(rows) @ self._pulling(rows)[..., None])[..., 0]
+        return result
 
     def mean_and_sd(self) -> tuple[FloatArray, FloatArray]:
         """Expected loss on GRID and its standard deviation, each of shape (runs, grid)."""
-        mean, variance = self._mean_and_variance(want_variance=True)
-        return mean, np.sqrt(np.maximum(variance, 0.0))
+        sd = np.empty((self.batch.runs, GRID.size))
+        # Round the library's mean, for differences of great squares leave nothing of a small variance.
+        table = self.prior.losses - self.prior.losses.mean(axis=1, keepdims=True, dtype=np.float64)
+        for rows in self._blocks(self.prior.size * (1 + self.batch.reduction.shape[1])):
+            own = self._on_grid(rows)
+            pull = own @ self.precision[rows]
+            spread = self.widening[rows, None] * self.spreads.run.sd(GRID, self.mean_loss[rows])
+            process = np.maximum(spread**2 - (pull * own).sum(axis=2), 0.0)
+            slope = _KNOTS_ON_GRID - pull @ knot_weights(self.batch.reduction[rows])
+            shared = ((slope @ self.shared_cov[self.batch.group[rows]]) * slope).sum(axis=2)
+            sd[rows] = np.sqrt(process + self._between(rows, pull, table) + np.maximum(shared, 0.0))
+        return self.mean(), sd
 
     def gain(self, before: FloatArray, after: FloatArray, value: FloatArray) -> tuple[float, float]:
         """What going from some reductions to others saves in sum(value x loss), and its standard deviation.
 
         ``before`` and ``after`` (runs,): reductions; ``value`` (runs,): worth of each run's whole throughput. What
-        runs of a GPU model have in common is counted as common.
+        runs of a GPU model have in common is counted as common, and so is what kin have.
         """
-        x = np.stack((before, after), axis=1)
-        own = self._own_covariance(x)
-        pull = own @ self.precision
-        step = pull[:, 0] - pull[:, 1]
-        at_points = self.prior.at(self.batch.reduction)
-        at_ends = self.prior.at(x)
-        curves = at_ends[:, 0] - at_ends[:, 1] - np.einsum("rn,rnc->rc", step, at_points)
-        middle = np.einsum("rc,rc->r", curves, self.candidate)
-        between = np.einsum("rc,rc->r", curves**2, self.candidate) - middle**2
-        knots = knot_weights(x)
-        slope = knots[:, 0] - knots[:, 1]
-        slope -= np.einsum("rn,rnk->rk", step, knot_weights(self.batch.reduction))
-        group = self.batch.group
-        mean = (
-            middle + np.einsum("rn,rn->r", step, self.batch.loss) + (slope * self.shared_mean[group]).sum(1)
-        )
-        sd = self.spreads.run.sd(x, interpolate(self.mean_loss, x))
-        rho = matern(before - after, self.spreads.run.length)
-        process = sd[:, 0] ** 2 + sd[:, 1] ** 2 - 2 * sd[:, 0] * sd[:, 1] * rho
-        process -= np.einsum("rn,rn->r", step, own[:, 0] - own[:, 1])
+        mean, variance = np.empty(self.batch.runs), np.empty(self.batch.runs)
+        common = np.zeros_like(self.shared_mean)
+        for rows in self._blocks(self.prior.size * (3 + 2 * self.batch.reduction.shape[1])):
+            mean[rows], variance[rows], slope = self._saved(rows, before[rows], after[rows])
+            np.add.at(common, self.batch.group[rows], value[rows, None] * slope)
         # Runs of one kin err together, so their deviations add up and do not average out.
-        deviation = value * np.sqrt(np.maximum(process, 0.0) + np.maximum(between, 0.0))
-        variance = float((np.bincount(self.batch.kin, weights=deviation) ** 2).sum())
-        for number in range(self.shared_mean.shape[0]):
-            members = group == number
-            common = value[members] @ slope[members]
-            variance += float(common @ self.shared_cov[number] @ common)
-        return float(value @ mean), float(np.sqrt(max(variance, 0.0)))
+        kin = np.bincount(self.batch.kin, weights=value * np.sqrt(variance))
+        shared = (common[:, None, :] @ self.shared_cov @ common[:, :, None]).sum()
+        saved = float(value @ mean + (common * self.shared_mean).sum())
+        return saved, float(np.sqrt((kin**2).sum() + max(float(shared), 0.0)))
 
-    def _own_covariance(self, x: FloatArray) -> FloatArray:
-        """Covariance of the runs' own discrepancies at x (runs, m) with those at their points: (runs, m, points)."""
-        sd = self.spreads.run.sd(x, interpolate(self.mean_loss, x))
-        distance = x[:, :, None] - self.batch.reduction[:, None, :]
-        result: FloatArray = (
-            sd[:, :, None]
-            * (self.sd * self.batch.real)[:, None, :]
-            * matern(distance, self.spreads.run.length)
+    def _saved(
+        self, rows: slice, before: FloatArray, after: FloatArray
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Loss before less loss after of some runs: mean and variance (runs,) less what is the GPU model's.
+
+        The third, (runs, knots), says how that depends on the GPU model's discrepancy.
+        """
+        ends, points = np.stack((before, after), axis=1), self.batch.reduction[rows]
+        own, sd = self._own_covariance(rows, ends)
+        own_step = own[:, 0] - own[:, 1]
+        pull = (own_step[:, None, :] @ self.precision[rows])[:, 0]
+        moves = (before != after).astype(np.float64)  # who stays where it is gains nothing, to the last digit
+        factors = np.column_stack((moves, -moves, -pull))[:, None, :]
+        x = np.concatenate((ends, points), axis=1)
+        curves = combined(self.prior.losses, factors, x)[:, 0]
+        middle = np.einsum("rc,rc->r", curves, self.candidate[rows])
+        curves -= middle[:, None]
+        between = np.einsum("rc,rc,rc->r", curves, curves, self.candidate[rows])
+        rho = matern(before - after, self.spreads.run.length)
+        process = (
+            sd[:, 0] ** 2 + sd[:, 1] ** 2 - 2 * sd[:, 0] * sd[:, 1] * rho - (pull * own_step).sum(axis=1)
         )
+        mean = middle + (pull * self.batch.loss[rows]).sum(axis=1)
+        return mean, np.maximum(process, 0.0) + between, (factors @ knot_weights(x))[:, 0]
+
+    def _blocks(self, figures_a_run: int) -> Iterator[slice]:
+        """The runs in blocks that stay in a core's cache."""
+        length = max(1, BLOCK // figures_a_run)
+        for begin in range(0, self.batch.runs, length):
+            yield slice(begin, min(begin + length, self.batch.runs))
+
+    def _own_covariance(self, rows: slice, x: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Covariance of runs' own discrepancies at x (runs, m) with those at their points, (runs, m, points).
+
+        And their standard deviation at x, (runs, m).
+        """
+        points, mean_loss = self.batch.reduction[rows], self.mean_loss[rows]
+        sd = self.widening[rows, None] * self.spreads.run.sd(x, interpolate(mean_loss, x))
+        at_points = self.widening[rows, None] * self.spreads.run.sd(points, interpolate(mean_loss, points))
+        at_points *= self.batch.real[rows]
+        rho = matern(x[:, :, None] - points[:, None, :], self.spreads.run.length)
+        return sd[:, :, None] * at_points[:, None, :] * rho, sd
+
+    def _on_grid(self, rows: slice) -> FloatArray:
+        """As ``_own_covariance``, on GRID."""
+        x = np.broadcast_to(GRID, (rows.stop - rows.start, GRID.size))
+        return self._own_covariance(rows, x)[0]
+
+    def _pulling(self, rows: slice) -> FloatArray:
+        """What the points of each run pull with, (runs, points): what neither candidates nor GPU model explain."""
+        knots = knot_weights(self.batch.reduction[rows])
+        left = self.unexplained[rows] - (knots @ self.shared_mean[self.batch.group[rows]][..., None])[..., 0]
+        result: FloatArray = (self.precision[rows] @ left[..., None])[..., 0]
         return result
 
-    def _mean_and_variance(self, *, want_variance: bool) -> tuple[FloatArray, FloatArray]:
-        x = np.broadcast_to(GRID, (self.batch.runs, GRID.size))
-        own = self._own_covariance(x)
-        pull = own @ self.precision
-        at_points = self.prior.at(self.batch.reduction)
-        expected = np.einsum("rnc,rc->rn", at_points, self.candidate)
-        table = self.prior.losses.T
-        middle = self.candidate @ table - np.einsum("rgn,rn->rg", pull, expected)
-        slope = knot_weights(x) - pull @ knot_weights(self.batch.reduction)
-        group = self.batch.group
-        mean = middle + np.einsum("rgn,rn->rg", pull, self.batch.loss)
-        mean = mean + np.einsum("rgk,rk->rg", slope, self.shared_mean[group])
-        if not want_variance:
-            return mean, np.zeros_like(mean)
-        sd = self.spreads.run.sd(GRID, self.mean_loss)
-        process = np.maximum(sd**2 - np.einsum("rgn,rgn->rg", pull, own), 0.0)
-        # Second moments of K_k(x) - pull K_k(X) over the candidates, without a table for each run.
-        square = self.candidate @ table**2
-        weighted = at_points * self.candidate[:, None, :]
-        cross = weighted @ table
-        points = weighted @ np.swapaxes(at_points, 1, 2)
-        second = (
-            square
-            - 2 * np.einsum("rgn,rng->rg", pull, cross)
-            + np.einsum("rgn,rnm,rgm->rg", pull, points, pull)
-        )
-        between = np.maximum(second - middle**2, 0.0)
-        shared = np.einsum("rgi,rij,rgj->rg", slope, self.shared_cov[group], slope)
-        return mean, process + between + shared
+    def _between(self, rows: slice, pull: FloatArray, table: FloatArray) -> FloatArray:
+        """Variance of K_k(x) - pull K_k(X) over the candidates k, (runs, grid), without a table for each run.
+
+        ``table`` (grid, candidates): their losses, each row less any constant.
+        """
+        weight = self.candidate[rows].astype(np.float64)
+        points = self.batch.reduction[rows]
+        factors = np.broadcast_to(np.eye(points.shape[1]), (*points.shape, points.shape[1]))
+        at_points = combined(table, factors, points)
+        weighted = at_points * weight[:, None, :]
+        middle = weight @ table.T - (pull @ weighted.sum(axis=2)[..., None])[..., 0]
+        cross = weighted @ table.T
+        inner = weighted @ np.swapaxes(at_points, 1, 2)
+        second = weight @ (table**2).T
+        second -= 2 * (pull * np.swapaxes(cross, 1, 2)).sum(axis=2)
+        second += ((pull @ inner) * pull).sum(axis=2)
+        result: FloatArray = np.maximum(second - middle**2, 0.0)
+        return result
