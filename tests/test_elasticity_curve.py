@@ -13,6 +13,7 @@ from slurm_pfi.elasticity.curve import (
     ElasticityCurve,
     curve_from_measurements,
 )
+from slurm_pfi.elasticity.library import Library
 
 CAPS = [400.0, 300.0, 200.0]
 
@@ -128,10 +129,26 @@ def test_beyond_the_last_point_is_pessimistic() -> None:
     steep = curve((0.2, 0.01), (0.3, 0.31), (0.4, 0.35))  # steepest 3.0, last 0.4
     assert float(steep.loss_at(0.5)) == pytest.approx(0.65)
     assert float(steep.loss_at(0.7)) == 1.0
-    flat = curve((0.2, 0.01), (0.4, 0.02))  # too flat to reach (1, 1): aims at it
-    assert float(flat.loss_at(0.7)) == pytest.approx(0.51)
-    assert float(flat.loss_at(1.0)) == 1.0
+    flat = curve((0.2, 0.01), (0.4, 0.02))  # too flat: loses all in 0.45 of what is left of the draw
+    assert float(flat.loss_at(0.4 + 0.27 / 2)) == pytest.approx(0.51)
+    assert float(flat.loss_at(0.4 + 0.27)) == pytest.approx(1.0)
     assert float(flat.loss_at(-0.2)) == 0.0
+    assert float(flat.expected_at(0.7)) == pytest.approx(
+        0.51
+    )  # as likely too high as too low: aims at (1, 1)
+    assert float(flat.expected_at(0.3)) == float(flat.loss_at(0.3))
+
+
+def test_what_was_measured_deeper_is_hardly_ever_worse_than_the_continuation() -> None:
+    too_low = []
+    for one in Library.load_default(model_curves=True).curves:
+        x, y = one.curve.reduction, one.curve.loss
+        for known in range(2, x.size):
+            cut_off = ElasticityCurve(x[:known], y[:known])
+            too_low.extend(y[known:] - cut_off.loss_at(x[known:]))
+    assert len(too_low) > 1000
+    assert np.mean(np.array(too_low) > 0.005) < 0.01
+    assert max(too_low) < 0.06
 
 
 @given(curves())

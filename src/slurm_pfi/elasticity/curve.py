@@ -22,7 +22,7 @@ _BLOCK_POINTS: Final = 50_000
 
 TAIL_REACH: Final = 0.45
 """Of the curves here, cut off before their deepest points, 47 % lost more there than a straight line to the loss of
-everything at no draw says; with this share of the way 0.2 %, the worst by 0.03. Pessimistic, as it has to be."""
+everything at no draw says; with this share of the way under 1 %, the worst by 0.06. Pessimistic, as it has to be."""
 
 
 class CurveError(ValueError):
