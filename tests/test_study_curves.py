@@ -19,6 +19,7 @@ from slurm_pfi.elasticity.curvefile import read_curves
 from slurm_pfi.elasticity.library import Library
 from slurm_pfi.elasticity.prior import Prior
 from slurm_pfi.sim.curves_study import (
+    LeaveOut,
     Played,
     Row,
     Study,
@@ -88,7 +89,8 @@ def _weights(study: Study, curve_id: str) -> dict[str, float]:
 def test_each_run_is_without_its_own_gpu_model_or_family_or_with_all(study: Study) -> None:
     library = {one.curve_id: one for one in study.library.curves}
     member = study.population.members[0]
-    for leave_out, gone in (("gpu", "gpu_model"), ("family", "family")):
+    kinds: tuple[tuple[LeaveOut, str], ...] = (("gpu", "gpu_model"), ("family", "family"))
+    for leave_out, gone in kinds:
         weights = _weights(replace(study, leave_out=leave_out), member.curve_id)
         own = {name for name, one in library.items() if getattr(one, gone) == getattr(member, gone)}
         assert own and {name for name, weight in weights.items() if weight == 0} == own
