@@ -324,7 +324,7 @@ def test_runs_that_are_all_alike_have_no_gap_and_what_is_odd_is_told(tmp_path: P
         "lone: 1 of 5 curves",
         "skipped: 1",
         "bad: throughput '0.0'",
-        "of 4 applied plans below equal",
+        "of 4 applied plans, all of rounds 0..1, below equal",
         "pool their measurements",
     ):
         assert text in done.stdout

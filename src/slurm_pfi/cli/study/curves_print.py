@@ -69,7 +69,7 @@ def _outcome(out: Console, outcome: Outcome) -> None:
     show_table(
         out, _cost_columns(max(row.round for row in outcome.rows)), [_at(outcome.rows, x) for x in reductions]
     )
-    for line in _tally(outcome.tally):
+    for line in _tally(outcome.tally, outcome.study.last_round):
         out.print(line, markup=False)
 
 
@@ -163,12 +163,12 @@ def _sites(entry: Mapping[tuple[str, int], Row]) -> str:
     return f"{row.sets}; {row.infeasible} infeasible, short by up to {percent(row.shortfall)} of the draw"
 
 
-def _tally(found: Tally) -> list[str]:
+def _tally(found: Tally, last_round: int) -> list[str]:
     if found.worst_vs_equal is None:
         return ["no plan was applied: no site has so much to give"]
     return [
-        f"marginal: {found.below_equal_plans} of {found.plans} applied plans below equal (rate"
-        f" {percent(found.below_equal_plans / found.plans, 2)}, upper 95 % bound"
+        f"marginal: {found.below_equal_plans} of {found.plans} applied plans, all of rounds 0..{last_round}, below"
+        f" equal (rate {percent(found.below_equal_plans / found.plans, 2)}, upper 95 % bound"
         f" {percent(found.below_equal_rate_upper95, 2)}), worst {100 * found.worst_vs_equal:+.2f} % of throughput",
         f"by site, as plans of one site are related: {found.below_equal_sets} of {found.sets} had such a plan (upper"
         f" 95 % bound {percent(found.below_equal_sets_upper95)})",
