@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_pfi.elasticity.evidence import Measurement, PfiEvidence, RunEvidence
-from slurm_pfi.elasticity.floors import greatest_reductions
+from slurm_pfi.elasticity.floors import FLOOR_SDS, greatest_reductions
 from slurm_pfi.elasticity.learner import learn
 from slurm_pfi.elasticity.library import Library
 from slurm_pfi.elasticity.posterior import Posterior
@@ -38,7 +38,7 @@ def test_the_upper_loss_at_a_greatest_reduction_is_the_limit() -> None:
     learned = posterior(told(1.2), told(2.0), told(4.0, (0.2, 0.02)))
     reached = greatest_reductions(learned, 0.1)
     mean, sd = learned.mean_and_sd()
-    for x, upper in zip(reached, np.maximum.accumulate(mean + 2.0 * sd, axis=1), strict=True):
+    for x, upper in zip(reached, np.maximum.accumulate(mean + FLOOR_SDS * sd, axis=1), strict=True):
         assert np.interp(x, GRID, upper) == pytest.approx(0.1, abs=1e-9)
 
 

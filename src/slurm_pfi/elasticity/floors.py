@@ -11,9 +11,9 @@ from .curve import FloatArray
 from .posterior import Posterior
 from .prior import GRID
 
-FLOOR_SDS: Final = 2.0
-"""Standard deviations above the expected loss that still have to keep the promise. Not fitted to known families: a
-factor that was broke the promise for almost half of the others (docs/science.md)."""
+FLOOR_SDS: Final = 2.25
+"""Standard deviations above the expected loss that still have to keep the promise: what whole GPU models need that are
+left out of the library (docs/science.md). A factor fitted to known families does not carry over to others."""
 
 
 def greatest_reductions(posterior: Posterior, max_loss: ArrayLike, *, sds: float = FLOOR_SDS) -> FloatArray:

@@ -15,8 +15,9 @@ from ..elasticity.library import Library
 from ..elasticity.names import same_gpu
 from ..elasticity.prior import Prior
 from ..elasticity.process import FLOORS
+from .paper_play import play_all
 from .population import Member, Population
-from .rounds import Conditions, Site, make_site, measure
+from .rounds import Conditions, make_site, measure
 
 LIMITS: Final = (0.05, 0.10, 0.20)
 MOST_MEASUREMENTS: Final = 4
@@ -68,41 +69,59 @@ def judged(population: Population) -> tuple[list[Member], list[Member]]:
     return able, [one for one in population.members if not one.pfi_reductions]
 
 
-def play(study: Study, done: Callable[[], None] = lambda: None) -> list[Row]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Try:
+    """One site of all judged members of a GPU model, under one promise."""
+
+    study: Study
+    members: tuple[Member, ...]
+    limit: float
+    number: int
+
+
+def play(study: Study, workers: int = 1, done: Callable[[], None] = lambda: None) -> list[Row]:
     """All rows, GPU model by GPU model. ``done`` is called after each of ``steps(study)`` steps."""
-    able, _ = judged(study.population)
+    cells = _cells(study)
+    tasks = [
+        (_given, _Try(study, members, limit, number))
+        for members, limit in cells
+        for number in range(study.sets)
+    ]
+    given: list[FloatArray] = [np.empty(0)] * len(tasks)
+    for place, result in play_all(tasks, workers):
+        given[place] = result
+        done()
     rows: list[Row] = []
-    for gpu in study.population.gpu_models:
-        members = [one for one in able if one.gpu_model == gpu]
-        if not members:
-            continue
-        known = [one for one in study.library.curves if not same_gpu(one.gpu_model, gpu)]
-        prior = Prior(Library(known))
-        for limit in LIMITS:
-            tries = []
-            for number in range(study.sets):
-                tries.append(_try(study, members, prior, limit, number))
-                done()
-            rows += _rows(study, gpu, limit, members, np.array(tries))
+    for place, (members, limit) in enumerate(cells):
+        tries = np.array(given[place * study.sets : (place + 1) * study.sets])
+        rows += _rows(study, members, limit, tries)
     return rows
 
 
 def steps(study: Study) -> int:
     """How often ``play`` calls ``done``."""
+    return len(_cells(study)) * study.sets
+
+
+def _cells(study: Study) -> list[tuple[tuple[Member, ...], float]]:
+    """The judged members of each GPU model, with each limit."""
     able, _ = judged(study.population)
-    return len({one.gpu_model for one in able}) * len(LIMITS) * study.sets
+    of_gpu = [tuple(one for one in able if one.gpu_model == gpu) for gpu in study.population.gpu_models]
+    return [(members, limit) for members in of_gpu if members for limit in LIMITS]
 
 
-def _try(study: Study, members: Sequence[Member], prior: Prior, limit: float, number: int) -> FloatArray:
-    """A site of every member once: reductions given after 0..MOST_MEASUREMENTS, (measurements + 1, members).
+def _given(task: _Try) -> FloatArray:
+    """Reductions given after 0..MOST_MEASUREMENTS, (measurements + 1, members).
 
     Each is measured at the floor that it was promised last, which is as deep as a site may go to learn.
     """
-    rng = np.random.default_rng([study.seed, number, round(1000 * limit)])
+    study, members, limit = task.study, task.members, task.limit
+    known = [one for one in study.library.curves if not same_gpu(one.gpu_model, members[0].gpu_model)]
+    prior = Prior(Library(known))
+    rng = np.random.default_rng([study.seed, task.number, round(1000 * limit)])
     everyone = np.arange(len(members), dtype=np.intp)
-    site: Site = make_site(
-        Population(members), everyone, [prior.log_weight] * len(members), study.conditions, rng
-    )
+    weights = [prior.log_weight] * len(members)
+    site = make_site(Population(members), everyone, weights, study.conditions, rng)
     evidence = list(site.evidence)
     given = np.empty((MOST_MEASUREMENTS + 1, len(members)))
     for count in range(MOST_MEASUREMENTS + 1):
@@ -114,7 +133,7 @@ def _try(study: Study, members: Sequence[Member], prior: Prior, limit: float, nu
     return given
 
 
-def _rows(study: Study, gpu: str, limit: float, members: Sequence[Member], given: FloatArray) -> list[Row]:
+def _rows(study: Study, members: Sequence[Member], limit: float, given: FloatArray) -> list[Row]:
     """``given``: (sets, measurements + 1, members)."""
     loss = np.stack([one.curve.loss_at(given[..., i]) for i, one in enumerate(members)], axis=-1)
     most = np.array([min(one.curve.greatest_reduction(limit), one.deepest) for one in members])
@@ -131,7 +150,7 @@ def _rows(study: Study, gpu: str, limit: float, members: Sequence[Member], given
         worst = int(np.argmax(by_family[count]))
         found.append(
             Row(
-                gpu=gpu,
+                gpu=members[0].gpu_model,
                 limit=limit,
                 measurements=count,
                 promises=given.shape[0] * len(members),
