@@ -13,7 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from slurm_pfi.cli.study import figure
+from slurm_pfi.cli.study import paper as paper_command
 from slurm_pfi.cli.study.paper import paper
+from slurm_pfi.cli.study.paper_print import panels
 from slurm_pfi.elasticity.curve import FloatArray
 from slurm_pfi.sim.gap import gap_closed
 from slurm_pfi.sim.paper import (
@@ -239,6 +241,13 @@ def test_the_learner_beats_eq_2_and_learns_from_what_its_plans_cost() -> None:
     )
 
 
+def test_jobs_of_one_name_pool_what_they_measured_and_only_then_plan_otherwise() -> None:
+    game = replace(SMALL, sets=2, jobs=50, reductions=(0.3,))
+    pooled, alone = learned_rounds(game), learned_rounds(replace(game, names=False))
+    assert pooled[0] == alone[0]
+    assert pooled[4].lost < alone[4].lost
+
+
 # ---------------------------------------------------------------------------------------------- the command line
 
 
@@ -269,7 +278,20 @@ def test_the_document_has_every_result_once(document: dict[str, object]) -> None
     assert len(keys) == len(set(keys))
     base = {key for key in keys if key[3] == "base"}
     assert len([key for key in base if key[0] in POLICIES]) == 4 * len(POLICIES) * len(REDUCTIONS)
-    assert len([key for key in base if key[0] == "marginal"]) == 4 * 4 * 5
+    learned = {
+        (mix, objective, reduction, after)
+        for p, mix, objective, _, reduction, after in base
+        if p == "marginal"
+    }
+    cuts = {"production": (0.1, 0.2, 0.3, 0.4), "random": (0.3,)}
+    assert learned == {
+        (mix, objective, reduction, after)
+        for mix, reductions in cuts.items()
+        for objective in ("tokens", "progress")
+        for reduction in reductions
+        for after in range(5)
+    }
+    assert document["names"] is True
     assert {key[3] for key in keys} == {one.name for one in all_assumptions()}
     assert document["seed"] == 20260911
     assert document["paper"]["gap_closed"] == PUBLISHED_SHARE  # type: ignore[index]
@@ -298,12 +320,30 @@ def test_what_is_printed_names_seed_sets_model_and_the_paper() -> None:
     for text in (
         "3 sets of 20 jobs, seed 12",
         "model data, not measurement",
+        "token rates are assumptions",
         "pfi 63 at 30 %",
-        "range of pfi over all 144",
+        "all 144 combinations",
     ):
         assert text in done.stdout
     assert "marginal" not in done.stdout
     assert done.stderr == ""
+
+
+def test_what_is_printed_of_the_learner_says_what_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper_command, "_LEARNED", {"production": (0.3,)})
+    monkeypatch.setattr(paper_command, "all_assumptions", lambda: (BASE,))
+    done = command("--learned-sets", "2", "--no-names", "--jobs", "5")
+    assert done.exit_code == 0, done.output
+    printed = " ".join(done.stdout.split())
+    for text in (
+        "marginal, ours, on 2 of the sets",
+        "the curves of the other 24 jobs",
+        "do not pool what they measure (--no-names)",
+        "marginal, first plan",
+        "marginal, round 4",
+        "of 20 applied plans lost more than equal",
+    ):
+        assert text in printed
 
 
 @pytest.mark.parametrize(
@@ -323,6 +363,32 @@ def test_wrong_use_is_said_before_any_work(options: list[str], says: str) -> Non
 
 
 # ----------------------------------------------------------------------------------------------------- figures
+
+
+def test_a_policy_played_on_fewer_sets_is_shown_on_the_scale_of_all() -> None:
+    """Its share of the gap counts, of the gap of all sets: other sets, which lose less, put nobody above the oracle."""
+    rows = play(SMALL)
+    oracle, even = at(rows, "oracle", 0.3), at(rows, "equal", 0.3)
+    learned = replace(
+        oracle,
+        policy="marginal",
+        round=4,
+        gap_closed=0.9,
+        ci_low=0.8,
+        ci_high=1.0,
+        lost=oracle.lost / 2,
+        sets=2,
+    )
+    lost, saved = panels([*rows, learned])[:2]
+    assert list(saved.lines)[-1] == "oracle"
+    line = saved.lines["marginal, round 4"]
+    gap = 100 * oracle.gap_share_of_throughput
+    assert (*line.x, *line.y, *line.low, *line.high) == pytest.approx((30.0, 0.9 * gap, 0.8 * gap, gap))
+    assert saved.lines["equal"].y[-1] == 0
+    line = lost.lines["marginal, round 4"]
+    assert line.y[0] == pytest.approx(100 * even.lost - 0.9 * gap)
+    assert line.low[0] < line.y[0] < line.high[0]
+
 
 LINES = {
     "equal": figure.Line([0, 10], [0, 5], [0, 4], [0, 6]),

@@ -76,6 +76,7 @@ def _learn_one(game: Game, sets: Sets, number: int, share: float) -> list[Applie
     told = {
         kind: RunEvidence(
             GPU_MODEL,
+            kin=sets.pool.jobs[kind].name,
             pfi=PfiEvidence(float(sets.pfi[number, kind]), CONDITIONS.pfi_sd, grids[kind]),
             baseline="seen",
             baseline_sd=CONDITIONS.baseline_error,
@@ -89,7 +90,7 @@ def _learn_one(game: Game, sets: Sets, number: int, share: float) -> list[Applie
         log_weight=weights[kinds],
         baseline=1.0 + CONDITIONS.baseline_error * rng.standard_normal(kinds.size),
     )
-    return apply_rounds(prior, site, share, ROUNDS, CONDITIONS, rng, guard=guarded_beyond)
+    return apply_rounds(prior, site, share, ROUNDS, CONDITIONS, rng, guard=guarded_beyond, pool=game.names)
 
 
 @cache

@@ -24,7 +24,10 @@ REDUCTIONS: Final = tuple(step / 100 for step in range(0, 41, 5))
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """One table to fill: which sets are drawn, and what they are asked for. Same seed, same sets."""
+    """One table to fill: which sets are drawn, and what they are asked for. Same seed, same sets.
+
+    ``names``: runs of one job are known by its name to be the same work, for the policy that learns.
+    """
 
     assumptions: Assumptions
     mix: Mix
@@ -33,6 +36,7 @@ class Game:
     jobs: int
     seed: int
     reductions: tuple[float, ...] = REDUCTIONS
+    names: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
