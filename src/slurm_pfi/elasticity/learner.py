@@ -12,12 +12,12 @@ from typing import Final
 
 import numpy as np
 
-from .curve import FloatArray
+from .curve import FloatArray, IntArray
 from .evidence import Batch, EvidenceError, RunEvidence, pack
-from .mixture import Moments, Part, parts
+from .mixture import Mixture, Moments
 from .posterior import Posterior
-from .prior import GRID, Prior, Table
-from .process import KNOTS, SHARING, Discrepancy, knot_covariance
+from .prior import GRID, Prior, interpolate
+from .process import KNOTS, SHARING, Discrepancy, knot_covariance, knot_weights, matern
 
 _PASSES: Final = 3
 
@@ -45,57 +45,74 @@ def learn(
     batch = pack(runs)
     base = _weights(prior, log_weight, batch.runs)
     mean_loss = _mean_loss(prior, base)
-    split = list(parts(prior, batch, mean_loss, base, spreads.run))
-    for part in split:
-        part.tell_pfi(prior, runs)
+    shown = _Shown(batch, mean_loss, spreads)
+    mixture = Mixture(prior, batch, base, shown.expected)
+    mixture.tell_pfi(runs)
+    mixture.whiten(shown.whiten)
     cov = prior_cov = _prior_covariances(batch, mean_loss, spreads)
     mean: FloatArray = np.zeros(prior_cov.shape[:2])
-    found = _Found(batch, prior.size)
-    for number in range(_PASSES):
-        last = number == _PASSES - 1
-        information, told = np.zeros_like(prior_cov), np.zeros_like(mean)
-        for part in split:
-            if last:
-                found.widening[part.members] = _widen(part, mean[part.group], cov[part.group])
-            moments = part.moments(mean[part.group])
-            _inform(part, moments, batch, information, told)
-            if last:
-                found.keep(part, moments)
-        # (P^-1 + I)^-1 without inverting P, which has a zero at reduction 0.
-        cov = np.asarray(np.linalg.solve(np.eye(KNOTS.size) + prior_cov @ information, prior_cov))
-        mean = (cov @ told[..., None])[..., 0]
+    for _ in range(_PASSES - 1):
+        mean, cov = _fit_shared(batch, shown, mixture.moments(shown.off(mean)), prior_cov)
+    beyond, factor = _surprised(batch, shown, mixture.moments(None), mean, cov)
+    if beyond.size:
+        shown.widen(beyond, factor)
+        mixture.whiten(shown.whiten, beyond)
+    candidate = np.zeros((batch.runs, prior.size), dtype=np.float32)
+    moments = mixture.moments(shown.off(mean), candidate)
+    mean, cov = _fit_shared(batch, shown, moments, prior_cov)
     return Posterior(
         prior=prior,
         batch=batch,
-        candidate=found.candidate,
+        candidate=candidate,
         mean_loss=mean_loss,
         spreads=spreads,
-        widening=found.widening,
-        precision=found.precision,
-        unexplained=found.unexplained,
+        widening=shown.widening,
+        precision=np.swapaxes(shown.whiten, 1, 2) @ shown.whiten,
+        unexplained=_times(shown.root, shown.surprise - moments.mean),
         shared_mean=mean,
         shared_cov=cov,
     )
 
 
-class _Found:
-    """What the last pass finds of each run; see Posterior."""
+class _Shown:
+    """What runs have shown beyond the library's mean, whitened; arrays (runs, points, ...).
 
-    def __init__(self, batch: Batch, candidates: int) -> None:
-        runs, points = batch.real.shape
-        self.candidate: Table = np.zeros((runs, candidates), dtype=np.float32)
-        self.widening = np.ones(runs)
-        self.precision = np.zeros((runs, points, points))
-        self.unexplained = np.zeros((runs, points))
+    ``root``: root of the covariance of noise, baselines and own discrepancies; ``whiten``: its inverse. ``surprise``:
+    measured less the library's mean; ``knots``: weights of the GPU model's discrepancy in it.
+    """
 
-    def keep(self, part: Part, moments: Moments) -> None:
-        at = part.members
-        if isinstance(part.columns, slice):
-            self.candidate[at] = moments.weight
-        else:
-            self.candidate[at[:, None], part.columns] = moments.weight
-        self.precision[at, : part.points, : part.points] = np.swapaxes(part.whiten, 1, 2) @ part.whiten
-        self.unexplained[at, : part.points] = (part.root @ moments.middle[..., None])[..., 0]
+    def __init__(self, batch: Batch, mean_loss: FloatArray, spreads: Discrepancy) -> None:
+        self._batch = batch
+        self.expected = interpolate(mean_loss, batch.reduction)
+        sd = np.where(batch.real, spreads.run.sd(batch.reduction, self.expected), 0.0)
+        distance = batch.reduction[:, :, None] - batch.reduction[:, None, :]
+        self._own = sd[:, :, None] * sd[:, None, :] * matern(distance, spreads.run.length)
+        self._plain_knots = knot_weights(batch.reduction)
+        self.widening = np.ones(batch.runs)
+        self.root: FloatArray = np.linalg.cholesky(self._own + batch.noise_cov)
+        # A handful of points each: the inverse is as good as solving, and is needed for every candidate.
+        self.whiten: FloatArray = np.linalg.inv(self.root)
+        self.surprise = _times(self.whiten, batch.loss - self.expected)
+        self.knots = self.whiten @ self._plain_knots
+
+    def off(self, shared: FloatArray) -> FloatArray:
+        """Surprise less the GPU models' mean discrepancies, (groups, knots)."""
+        return self.surprise - _times(self.knots, shared[self._batch.group])
+
+    def widen(self, runs: IntArray, factor: FloatArray) -> None:
+        """Multiply the spread of some runs' own discrepancies."""
+        self.widening[runs] = factor
+        own = self._own[runs] * (factor**2)[:, None, None]
+        self.root[runs] = np.linalg.cholesky(own + self._batch.noise_cov[runs])
+        self.whiten[runs] = np.linalg.inv(self.root[runs])
+        self.surprise[runs] = _times(self.whiten[runs], (self._batch.loss - self.expected)[runs])
+        self.knots[runs] = self.whiten[runs] @ self._plain_knots[runs]
+
+
+def _times(matrix: FloatArray, vector: FloatArray) -> FloatArray:
+    """Product of a matrix (..., m, n) and a vector (..., n) for each run."""
+    result: FloatArray = (matrix @ vector[..., None])[..., 0]
+    return result
 
 
 def _weights(prior: Prior, log_weight: FloatArray | None, runs: int) -> FloatArray:
@@ -132,39 +149,43 @@ def _prior_covariances(batch: Batch, mean_loss: FloatArray, spreads: Discrepancy
     return found
 
 
-def _inform(part: Part, moments: Moments, batch: Batch, information: FloatArray, told: FloatArray) -> None:
-    """Add what a part says of its GPU model to ``information`` (groups, knots, knots) and ``told`` (groups, knots).
+def _fit_shared(
+    batch: Batch, shown: _Shown, moments: Moments, prior_cov: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Ridge regression of each GPU model's discrepancy on what its runs' curves leave unexplained.
 
-    Ridge regression on what the runs' curves leave unexplained. Which candidate is right is itself uncertain: that
+    Mean (groups, knots) and covariance (groups, knots, knots). Which candidate is right is itself uncertain: that
     spread is noise here. Kin deviate alike, so together they weigh as one.
     """
-    if not part.points:
-        return
-    certainty = np.linalg.inv(np.eye(part.points) + moments.between)
-    certainty /= batch.kin_size[part.members][:, None, None]
-    weighed = (certainty @ part.knots).reshape(-1, KNOTS.size)
-    information[part.group] += weighed.T @ part.knots.reshape(-1, KNOTS.size)
-    told[part.group] += weighed.T @ moments.middle.ravel()
+    information, told = np.zeros_like(prior_cov), np.zeros(prior_cov.shape[:2])
+    certainty = np.linalg.inv(np.eye(moments.mean.shape[1]) + moments.between)
+    weighed = certainty @ shown.knots / batch.kin_size[:, None, None]
+    left = shown.surprise - moments.mean
+    for number in range(len(batch.groups)):
+        members = batch.group == number
+        flat = weighed[members].reshape(-1, KNOTS.size)
+        information[number] = flat.T @ shown.knots[members].reshape(-1, KNOTS.size)
+        told[number] = flat.T @ left[members].ravel()
+    # (P^-1 + I)^-1 without inverting P, which has a zero at reduction 0.
+    cov = np.asarray(np.linalg.solve(np.eye(KNOTS.size) + prior_cov @ information, prior_cov))
+    return _times(cov, told), cov
 
 
-def _widen(part: Part, shared: FloatArray, shared_cov: FloatArray) -> FloatArray:
-    """Widen the runs of a part whose measurements lie outside their interval; factors of all its runs, (runs,).
+def _surprised(
+    batch: Batch, shown: _Shown, expected: Moments, shared: FloatArray, shared_cov: FloatArray
+) -> tuple[IntArray, FloatArray]:
+    """Runs whose measurements lie outside their interval, and by what their own spread is to be multiplied.
 
-    The interval is what library, PFI and GPU model expect of a run that has shown nothing yet. Beyond it, what was
-    measured says that nothing known describes this run, and its own discrepancy grows by as much.
+    The interval is what library, PFI and GPU model say of a run that has shown nothing yet, with the noise. Where it
+    does not hold, nothing known describes this run, and its own discrepancy grows by as much as it was missed by.
     """
-    factor = np.ones(part.members.size)
-    if not part.points:
-        return factor
-    expected = part.moments(shared, measured=False)
-    cov = np.eye(part.points) + expected.between + part.knots @ shared_cov @ np.swapaxes(part.knots, 1, 2)
-    off = expected.middle - part.knots @ shared
+    spread = shown.knots @ shared_cov[batch.group] @ np.swapaxes(shown.knots, 1, 2)
+    cov = np.eye(batch.real.shape[1]) + expected.between + spread
+    off = shown.off(shared) - expected.mean
     square = (off * np.linalg.solve(cov, off[..., None])[..., 0]).sum(axis=1)
-    allowed = _SURPRISE + np.maximum(part.real.sum(axis=1) - 1, 0)
-    rows = np.flatnonzero(square > allowed)
-    factor[rows] = np.minimum(np.sqrt(square[rows] / allowed[rows]), _MOST_WIDENED)
-    part.widen(rows, factor[rows])
-    return factor
+    allowed = _SURPRISE + np.maximum(batch.real.sum(axis=1) - 1, 0)
+    beyond = np.flatnonzero(square > allowed)
+    return beyond, np.minimum(np.sqrt(square[beyond] / allowed[beyond]), _MOST_WIDENED)
 
 
 def _softmax(log_weight: FloatArray) -> FloatArray:

@@ -44,10 +44,11 @@ class Posterior:
 
     def mean(self) -> FloatArray:
         """Expected loss of each run on GRID, shape (runs, grid); not clipped, not monotone in general."""
-        result = (self.candidate @ self.prior.losses.T).astype(np.float64)
-        result += (self.shared_mean @ _KNOTS_ON_GRID.T)[self.batch.group]
-        for rows in self._blocks(GRID.size * (1 + self.batch.reduction.shape[1])):
-            result[rows] += (self._on_grid(rows) @ self._pulling(rows)[..., None])[..., 0]
+        shared = self.shared_mean @ _KNOTS_ON_GRID.T
+        result = np.empty((self.batch.runs, GRID.size))
+        for rows in self._blocks(GRID.size * (10 + self.batch.reduction.shape[1])):
+            own = (self._on_grid(rows)[0] @ self._pulling(rows)[..., None])[..., 0]
+            result[rows] = self.candidate[rows] @ self.prior.losses.T + own + shared[self.batch.group[rows]]
         return result
 
     def mean_and_sd(self) -> tuple[FloatArray, FloatArray]:
@@ -56,10 +57,9 @@ class Posterior:
         # Round the library's mean, for differences of great squares leave nothing of a small variance.
         table = self.prior.losses - self.prior.losses.mean(axis=1, keepdims=True, dtype=np.float64)
         for rows in self._blocks(self.prior.size * (1 + self.batch.reduction.shape[1])):
-            own = self._on_grid(rows)
+            own, own_sd = self._on_grid(rows)
             pull = own @ self.precision[rows]
-            spread = self.widening[rows, None] * self.spreads.run.sd(GRID, self.mean_loss[rows])
-            process = np.maximum(spread**2 - (pull * own).sum(axis=2), 0.0)
+            process = np.maximum(own_sd**2 - (pull * own).sum(axis=2), 0.0)
             slope = _KNOTS_ON_GRID - pull @ knot_weights(self.batch.reduction[rows])
             shared = ((slope @ self.shared_cov[self.batch.group[rows]]) * slope).sum(axis=2)
             sd[rows] = np.sqrt(process + self._between(rows, pull, table) + np.maximum(shared, 0.0))
@@ -90,7 +90,8 @@ class Posterior:
         The third, (runs, knots), says how that depends on the GPU model's discrepancy.
         """
         ends, points = np.stack((before, after), axis=1), self.batch.reduction[rows]
-        own, sd = self._own_covariance(rows, ends)
+        sd = self._own_sd(rows, ends, interpolate(self.mean_loss[rows], ends))
+        own = self._own_covariance(rows, ends, sd)
         own_step = own[:, 0] - own[:, 1]
         pull = (own_step[:, None, :] @ self.precision[rows])[:, 0]
         moves = (before != after).astype(np.float64)  # who stays where it is gains nothing, to the last digit
@@ -113,22 +114,30 @@ class Posterior:
         for begin in range(0, self.batch.runs, length):
             yield slice(begin, min(begin + length, self.batch.runs))
 
-    def _own_covariance(self, rows: slice, x: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Covariance of runs' own discrepancies at x (runs, m) with those at their points, (runs, m, points).
+    def _own_sd(self, rows: slice, x: FloatArray, mean_loss: FloatArray) -> FloatArray:
+        """Spread of runs' own discrepancies at x (runs, m), where the library's mean is ``mean_loss``."""
+        result: FloatArray = self.widening[rows, None] * self.spreads.run.sd(x, mean_loss)
+        return result
 
-        And their standard deviation at x, (runs, m).
+    def _own_covariance(self, rows: slice, x: FloatArray, sd: FloatArray) -> FloatArray:
+        """Covariance of runs' own discrepancies at x (runs, m), of spread ``sd``, with those at their points.
+
+        Shape (runs, m, points).
         """
-        points, mean_loss = self.batch.reduction[rows], self.mean_loss[rows]
-        sd = self.widening[rows, None] * self.spreads.run.sd(x, interpolate(mean_loss, x))
-        at_points = self.widening[rows, None] * self.spreads.run.sd(points, interpolate(mean_loss, points))
-        at_points *= self.batch.real[rows]
-        rho = matern(x[:, :, None] - points[:, None, :], self.spreads.run.length)
-        return sd[:, :, None] * at_points[:, None, :] * rho, sd
+        points = self.batch.reduction[rows]
+        at_points = (
+            self._own_sd(rows, points, interpolate(self.mean_loss[rows], points)) * self.batch.real[rows]
+        )
+        result = matern(x[:, :, None] - points[:, None, :], self.spreads.run.length)
+        result *= sd[:, :, None]
+        result *= at_points[:, None, :]
+        return result
 
-    def _on_grid(self, rows: slice) -> FloatArray:
-        """As ``_own_covariance``, on GRID."""
+    def _on_grid(self, rows: slice) -> tuple[FloatArray, FloatArray]:
+        """``_own_covariance`` on GRID, and the spread there, (runs, grid)."""
         x = np.broadcast_to(GRID, (rows.stop - rows.start, GRID.size))
-        return self._own_covariance(rows, x)[0]
+        sd = self._own_sd(rows, x, self.mean_loss[rows])
+        return self._own_covariance(rows, x, sd), sd
 
     def _pulling(self, rows: slice) -> FloatArray:
         """What the points of each run pull with, (runs, points): what neither candidates nor GPU model explain."""

@@ -59,6 +59,7 @@ class Prior:
         table = np.array([[one.expected_at(GRID / stretch) for stretch in STRETCHES] for one in curves])
         scaled = np.minimum(table[:, None] * SCALES[:, None, None], 1.0)
         self.losses: Table = np.ascontiguousarray(scaled.reshape(-1, GRID.size).T, dtype=np.float32)
+        self._rises: Table = np.diff(self.losses, axis=0)
         self.log_weight: FloatArray = np.log(np.outer(weight, forms).ravel())
         self._pfi: dict[tuple[float, ...], Table] = {}
 
@@ -102,12 +103,17 @@ class Prior:
             row[: len(grid)] = grid
         total = np.zeros((len(grids), self.size), dtype=np.float32)
         number = np.zeros_like(total)
-        for points in x.T:
-            loss = combined(self.losses, np.ones((points.size, 1, 1)), points[:, None])[:, 0]
-            counts = (loss >= np.float32(SMALLEST_LOSS)) & (points > 0)[:, None]
+        least = np.float32(SMALLEST_LOSS)
+        place, share = grid_place(x)
+        for column, points in enumerate(x.T.astype(np.float32)):
+            loss = self._rises[place[:, column]]
+            loss *= share[:, column, None].astype(np.float32)
+            loss += self.losses[place[:, column]]
+            counts = (loss >= least).astype(np.float32)  # never at reduction 0, where nothing is lost
             number += counts
-            loss[~counts] = np.inf
-            total += points.astype(np.float32)[:, None] / loss
+            counts *= points[:, None]
+            counts /= np.maximum(loss, least, out=loss)
+            total += counts
         flat = (x.max(axis=1) / SMALLEST_LOSS).astype(np.float32)[:, None]
         result: Table = np.where(number > 0, total / np.maximum(number, 1), flat)
         return result
