@@ -85,7 +85,9 @@ def _fill(axis: Any, panel: Panel, names: Sequence[str]) -> None:
         place = names.index(name)
         colour = f"C{place % 10}"
         axis.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
-        axis.plot(line.x, line.y, color=colour, marker=_MARKS[place % len(_MARKS)], markersize=4, label=name)
+        marker = _MARKS[place % len(_MARKS)]
+        size = 4 if len(line.x) > 1 else 8  # a lone point has no line that leads to it
+        axis.plot(line.x, line.y, color=colour, marker=marker, markersize=size, label=name)
     axis.set_title(panel.title)
     axis.set_xlabel(panel.x_label)
     axis.set_ylabel(panel.y_label)

@@ -30,7 +30,7 @@ ABOUT: Final = (
 _FIGURES: Final = (
     "tables: the share of the gap between equal's loss and the oracle's, who knows every curve, that a policy closes at"
     " each cut of power, in %, with its 95 % interval over the sets; 0 is equal, 100 the oracle, below 0 worse than"
-    " equal"
+    " equal; -: not played"
 )
 _COLUMNS: Final = (
     "at a cut of 30 %: BELOW EQUAL, the sets in which the policy lost more than equal; WORST, the worst set against"
@@ -255,7 +255,7 @@ _POLICY_COLUMNS: Final = (
     Column("POLICY", _policy_name),
     *(_share_column(reduction) for reduction in SHOWN),
     Column("BELOW EQUAL", lambda entry: percent(entry[JUDGED].below_equal, 0), side="right", drop=2),
-    Column("WORST", lambda entry: f"{100 * entry[JUDGED].worst_vs_equal:+.1f}", side="right", drop=3),
+    Column("WORST", lambda entry: f"{100 * entry[JUDGED].worst_vs_equal:+.2f}", side="right", drop=3),
     Column("SETS", lambda entry: str(entry[JUDGED].sets), side="right", drop=1),
 )
 _ASSUMPTION_COLUMNS: Final = (
