@@ -89,9 +89,9 @@ class _Shown:
         self._own = sd[:, :, None] * sd[:, None, :] * matern(distance, spreads.run.length)
         self._plain_knots = knot_weights(batch.reduction)
         self.widening = np.ones(batch.runs)
-        self.root: FloatArray = np.linalg.cholesky(self._own + batch.noise_cov)
+        self.root: FloatArray = np.asarray(np.linalg.cholesky(self._own + batch.noise_cov), dtype=np.float64)
         # A handful of points each: the inverse is as good as solving, and is needed for every candidate.
-        self.whiten: FloatArray = np.linalg.inv(self.root)
+        self.whiten: FloatArray = np.asarray(np.linalg.inv(self.root), dtype=np.float64)
         self.surprise = _times(self.whiten, batch.loss - self.expected)
         self.knots = self.whiten @ self._plain_knots
 

@@ -98,7 +98,8 @@ class _Part:
             return
         miss = prior.pfi([pfi.reductions for _, pfi in told])[:, self.columns]
         miss -= np.array([pfi.value for _, pfi in told], dtype=np.float32)[:, None]
-        miss /= np.hypot([pfi.sd for _, pfi in told], PFI_MODEL_SD).astype(np.float32)[:, None]
+        certainty = 1.0 / np.hypot([pfi.sd for _, pfi in told], PFI_MODEL_SD)
+        miss *= certainty.astype(np.float32)[:, None]
         miss *= miss
         miss *= np.float32(0.5)
         self._log_weight[[row for row, _ in told]] -= miss
