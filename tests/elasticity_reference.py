@@ -211,8 +211,9 @@ def _weights(prior: Prior, dense: DenseRun, m: FloatArray) -> FloatArray:
             ratios = [a / b for a, b in zip(x, loss, strict=True) if b >= 0.01]
             pfi = float(np.mean(ratios)) if ratios else float(x.max()) / 0.01
             log[k] -= 0.5 * ((dense.run.pfi.value - pfi) / np.hypot(dense.run.pfi.sd, PFI_MODEL_SD)) ** 2
-    weight = np.exp(log - log.max())
-    return weight / weight.sum()
+    weight: FloatArray = np.exp(log - log.max())
+    weight /= weight.sum()
+    return weight
 
 
 def _condition(

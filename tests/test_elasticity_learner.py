@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_pfi.elasticity import learner
+from slurm_pfi.elasticity.curve import FloatArray
 from slurm_pfi.elasticity.evidence import EvidenceError, Measurement, PfiEvidence, RunEvidence
 from slurm_pfi.elasticity.learner import learn
 from slurm_pfi.elasticity.library import Library
@@ -29,8 +30,8 @@ def at(posterior: Posterior, reduction: float, run: int = 0) -> tuple[float, flo
     return float(np.interp(reduction, GRID, mean[run])), float(np.interp(reduction, GRID, sd[run]))
 
 
-def measured(*points: tuple[float, float], **more: object) -> tuple[Measurement, ...]:
-    return tuple(Measurement(x, y, 0.004, **more) for x, y in points)  # type: ignore[arg-type]
+def measured(*points: tuple[float, float]) -> tuple[Measurement, ...]:
+    return tuple(Measurement(x, y, 0.004) for x, y in points)
 
 
 # --------------------------------------------------------------------------------------------- dense formulas
@@ -105,9 +106,11 @@ def test_ratios_count_and_levels_do_not_while_the_baseline_is_unknown() -> None:
     one_moved = true.copy()
     one_moved[2, 1] = wrong[2, 1]
 
-    def mean(points: np.ndarray, tau: float) -> np.ndarray:
-        run = RunEvidence("new", measurements=measured(*map(tuple, points)), baseline="seen", baseline_sd=tau)  # type: ignore[arg-type]
-        return learn(PRIOR, [run]).mean()[0][:45]
+    def mean(points: FloatArray, tau: float) -> FloatArray:
+        pairs = [(float(x), float(y)) for x, y in points]
+        run = RunEvidence("new", measurements=measured(*pairs), baseline="seen", baseline_sd=tau)
+        result: FloatArray = learn(PRIOR, [run]).mean()[0][:45]
+        return result
 
     moved_all = np.abs(mean(wrong, 10.0) - mean(true, 10.0)).max()
     moved_one = np.abs(mean(one_moved, 10.0) - mean(true, 10.0)).max()
