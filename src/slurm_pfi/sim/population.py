@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import resources
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
 from ..elasticity.curve import CurveError, CurveStack, ElasticityCurve, FloatArray, IntArray
-from ..elasticity.curvefile import CurveFile, FileCurve, Skipped
+from ..elasticity.curvefile import CurveFile, FileCurve, Skipped, read_curves
 from ..elasticity.index import SMALLEST_LOSS, pfi
+from ..elasticity.library import MEASURED_FILE
 from ..elasticity.names import gpu_key
 
 Objective: TypeAlias = Literal["progress", "tokens"]
@@ -18,6 +21,7 @@ Objective: TypeAlias = Literal["progress", "tokens"]
 FEWEST_CURVES: Final = 5
 """A GPU model with fewer curves is reported and not judged: one odd job would be its verdict."""
 
+OTHER_FILE: Final = "other_curves.csv"
 UNIT_COLUMN: Final = "throughput_unit"
 _INTERVAL_SAMPLES: Final = 2  # of the PFI: its interval is not used here
 
@@ -99,6 +103,22 @@ class Gathered:
     skipped: tuple[Skipped, ...]
     repairs: dict[str, int] = field(default_factory=dict)
     doubts: tuple[tuple[str, str], ...] = ()
+
+
+def published() -> CurveFile:
+    """All published curves that come with the package, those of the library and those no good to learn from."""
+    files = [
+        read_curves(
+            resources.files(package).joinpath("data").joinpath(name).read_text(encoding="utf-8"), origin=name
+        )
+        for package, name in (("slurm_pfi.elasticity", MEASURED_FILE), ("slurm_pfi.sim", OTHER_FILE))
+    ]
+    return CurveFile(
+        origin="published curves, shipped with slurm-pfi",
+        curves=tuple(one for file in files for one in file.curves),
+        skipped=tuple(one for file in files for one in file.skipped),
+        sha256=hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest(),
+    )
 
 
 def gather(file: CurveFile, objective: Objective = "progress") -> Gathered:

@@ -12,9 +12,8 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from ...bus.control import NO, WRONG_USE
-from ...elasticity.curvefile import MAX_BYTES, CurveFile, CurveFileError, load_curves, text_of
-from ...elasticity.library import MEASURED_FILE, Library, LibraryError
+from ...bus.control import WRONG_USE
+from ...elasticity.curvefile import CurveFile
 from ...sim.curves_study import (
     LEAVE_OUT,
     LeaveOut,
@@ -28,18 +27,15 @@ from ...sim.curves_study import (
 )
 from ...sim.paper_play import usable_cores
 from ...sim.population import (
-    FEWEST_CURVES,
-    UNIT_COLUMN,
     Gathered,
     Objective,
     Population,
-    PopulationError,
-    gather,
 )
 from ...sim.rounds import Conditions
 from ..common import fail, print_json
 from . import figure
 from .curves_print import print_study
+from .files import library_of, population_of
 
 DEFAULT_SEED: Final = 20261103
 DEFAULT_SETS: Final = 40
@@ -67,7 +63,9 @@ def _numbers(
 
 
 @click.command()
-@click.argument("population_file", metavar="POPULATION.csv", type=click.Path(path_type=Path))
+@click.argument(
+    "population_file", metavar="[POPULATION.csv]", required=False, type=click.Path(path_type=Path)
+)
 @click.option(
     "--library",
     "library_file",
@@ -141,7 +139,7 @@ def _numbers(
     "--plot", metavar="FILE", type=click.Path(path_type=Path), help="a figure too: FILE.svg or FILE.png"
 )
 def curves(
-    population_file: Path,
+    population_file: Path | None,
     library_file: Path | None,
     leave_out: LeaveOut,
     rounds: tuple[int, ...],
@@ -159,7 +157,7 @@ def curves(
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    """Try the policies on sites whose runs are drawn from a file of measured curves.
+    """Try the policies on sites whose runs are drawn from a file of measured curves, without one from published ones.
 
     Families of workloads are drawn alike. For each policy: the share of the gap between the equal policy and the
     oracle that its applied plan closes, with a 95 % interval over the sites. What a run's library may not hold is
@@ -170,8 +168,8 @@ def curves(
             figure.check_target(plot)
         except figure.FigureError as error:
             fail(str(error), WRONG_USE)
-    file, gathered = _population(population_file, objective)
-    origin, library = _library(library_file)
+    file, gathered = population_of(population_file, objective)
+    origin, library = library_of(library_file)
     study = Study(
         population=Population(gathered.members),
         library=library,
@@ -197,38 +195,6 @@ def curves(
 
 
 # ------------------------------------------------------------------------------------------------------- the work
-
-
-def _population(path: Path, objective: Objective) -> tuple[CurveFile, Gathered]:
-    """The file's curves; ends the command when it cannot be read or holds nothing to judge."""
-    try:
-        file = load_curves(path, keep=(UNIT_COLUMN,))
-        gathered = gather(file, objective)
-    except (CurveFileError, PopulationError) as error:
-        fail(str(error), WRONG_USE)
-    if not gathered.members:
-        why = [f"{one.curve_id}: {one.reason}" for one in gathered.not_judged] + [
-            str(one) for one in gathered.skipped
-        ]
-        more = f" ({'; '.join(why[:3])}{'; ...' if len(why) > 3 else ''})" if why else ""
-        fail(
-            f"{path}: nothing to judge: no GPU model has {FEWEST_CURVES} curves with measured draw{more}", NO
-        )
-    return file, gathered
-
-
-def _library(path: Path | None) -> tuple[str, Library]:
-    """Where the library comes from, and the library; ends the command when it cannot be used."""
-    if path is None:
-        return f"{MEASURED_FILE}, shipped with slurm-pfi", Library.load_default()
-    try:
-        with path.open("rb") as stream:
-            text = text_of(stream.read(MAX_BYTES + 1), origin=str(path))
-        return str(path), Library.from_csv(text, origin=str(path))
-    except OSError as error:
-        fail(f"{path}: cannot be read: {error.strerror or error}", WRONG_USE)
-    except (CurveFileError, LibraryError) as error:
-        fail(str(error), WRONG_USE)
 
 
 def _play(

@@ -7,14 +7,22 @@ from pathlib import Path
 from ...bus.control import NO, WRONG_USE
 from ...elasticity.curvefile import CurveFile, CurveFileError, load_curves, load_text
 from ...elasticity.library import MEASURED_FILE, Library, LibraryError
-from ...sim.population import FEWEST_CURVES, UNIT_COLUMN, Gathered, Objective, PopulationError, gather
+from ...sim.population import (
+    FEWEST_CURVES,
+    UNIT_COLUMN,
+    Gathered,
+    Objective,
+    PopulationError,
+    gather,
+    published,
+)
 from ..common import fail
 
 
-def population_of(path: Path, objective: Objective) -> tuple[CurveFile, Gathered]:
-    """The file's curves; ends the command when it cannot be read or holds nothing to judge."""
+def population_of(path: Path | None, objective: Objective) -> tuple[CurveFile, Gathered]:
+    """The file's curves, or all published ones; ends the command when it cannot be read or holds nothing to judge."""
     try:
-        file = load_curves(path, keep=(UNIT_COLUMN,))
+        file = published() if path is None else load_curves(path, keep=(UNIT_COLUMN,))
         gathered = gather(file, objective)
     except (CurveFileError, PopulationError) as error:
         fail(str(error), WRONG_USE)
@@ -24,7 +32,8 @@ def population_of(path: Path, objective: Objective) -> tuple[CurveFile, Gathered
         ]
         more = f" ({'; '.join(why[:3])}{'; ...' if len(why) > 3 else ''})" if why else ""
         fail(
-            f"{path}: nothing to judge: no GPU model has {FEWEST_CURVES} curves with measured draw{more}", NO
+            f"{file.origin}: nothing to judge: no GPU model has {FEWEST_CURVES} curves with measured draw{more}",
+            NO,
         )
     return file, gathered
 

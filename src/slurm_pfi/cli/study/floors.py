@@ -29,7 +29,9 @@ _AFTER: Final = 2
 
 
 @click.command()
-@click.argument("population_file", metavar="POPULATION.csv", type=click.Path(path_type=Path))
+@click.argument(
+    "population_file", metavar="[POPULATION.csv]", required=False, type=click.Path(path_type=Path)
+)
 @click.option(
     "--library",
     "library_file",
@@ -70,7 +72,7 @@ _AFTER: Final = 2
 )
 @click.option("--json", "as_json", is_flag=True, help="machine-readable output, shares of 1")
 def floors(
-    population_file: Path,
+    population_file: Path | None,
     library_file: Path | None,
     sets: int,
     sds: float,
@@ -83,8 +85,9 @@ def floors(
 ) -> None:
     """Promise every job of a file a greatest loss, and see how often it loses more at the floor it gets.
 
-    The GPU model of a job is not in its library. Floors are made after 0 to 4 measurements, each taken at the floor
-    before. Families of workloads count alike; the bound of broken promises draws them anew.
+    Without a file: published curves. The GPU model of a job is not in its library. Floors are made after 0 to 4
+    measurements, each taken at the floor before. Families of workloads count alike; the bound of broken promises
+    draws them anew.
     """
     file, gathered = population_of(population_file, "progress")
     origin, library = library_of(library_file)
@@ -97,7 +100,7 @@ def floors(
         sds=sds,
     )
     if not judged(study.population)[0]:
-        fail(f"{population_file}: nothing to judge: no cap lies below what any of the jobs draws", NO)
+        fail(f"{file.origin}: nothing to judge: no cap lies below what any of the jobs draws", NO)
     screen = Console(stderr=True)
     with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
         bar = progress.add_task("study floors", total=steps(study))
