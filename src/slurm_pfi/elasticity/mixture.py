@@ -70,7 +70,7 @@ class Mixture:
             at, width = part.members, part.points
             weight = part.weights(None if off is None else off[at, :width])
             if weights is not None:
-                weights[at[:, None], part.columns] = weight
+                weights[at if isinstance(part.columns, slice) else at[:, None], part.columns] = weight
             if width:
                 mean[at, :width], between[at, :width, :width] = part.moments(weight)
         return Moments(mean, between)
@@ -81,11 +81,10 @@ class _Part:
 
     def __init__(self, prior: Prior, batch: Batch, members: IntArray, log_weight: FloatArray) -> None:
         counts = np.isfinite(log_weight).any(axis=0)
-        self.columns: IntArray = np.flatnonzero(counts)
-        everything = self.columns.size == counts.size
+        self.columns: slice | IntArray = slice(None) if counts.all() else np.flatnonzero(counts)
         self.members = members
         self.points = int(batch.real[members].sum(axis=1).max())
-        self._losses: Table = prior.losses if everything else prior.losses[:, self.columns]
+        self._losses: Table = prior.losses[:, self.columns]
         self._log_weight: Table = log_weight[:, self.columns].astype(np.float32)
         shape = self._log_weight.shape
         self._away: Table = np.empty((shape[0], self.points, shape[1]), dtype=np.float32)
@@ -102,7 +101,7 @@ class _Part:
         miss *= certainty.astype(np.float32)[:, None]
         miss *= miss
         miss *= np.float32(0.5)
-        self._log_weight[[row for row, _ in told]] -= miss
+        self._log_weight[slice(None) if len(told) == len(runs) else [row for row, _ in told]] -= miss
 
     def lay(self, rows: IntArray, whiten: FloatArray, reduction: FloatArray, expected: FloatArray) -> None:
         """Whiten the candidates at the points of some of the runs; ``rows`` (n,) count within the part."""

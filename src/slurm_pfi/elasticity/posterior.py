@@ -157,9 +157,8 @@ class Posterior:
         at_points = combined(table, factors, points)
         weighted = at_points * weight[:, None, :]
         middle = weight @ table.T - (pull @ weighted.sum(axis=2)[..., None])[..., 0]
-        cross = (weighted.reshape(-1, table.shape[1]) @ table.T).reshape(
-            *points.shape, -1
-        )  # one product, not many
+        flat = weighted.reshape(points.size, table.shape[1])  # one product, not one a run
+        cross = (flat @ table.T).reshape(*points.shape, table.shape[0])
         inner = weighted @ np.swapaxes(at_points, 1, 2)
         second = weight @ (table**2).T
         second -= 2 * (pull * np.swapaxes(cross, 1, 2)).sum(axis=2)
