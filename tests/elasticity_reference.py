@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_pfi.elasticity.curve import ElasticityCurve, FloatArray, Repairs
+from slurm_pfi.elasticity.curve import BoolArray, ElasticityCurve, FloatArray, Repairs
 from slurm_pfi.elasticity.evidence import (
     DRIFT_PER_HOUR,
     LEAST_NOISE_SD,
@@ -132,6 +132,14 @@ class Reference:
     weight: list[FloatArray]
     shared: dict[str, tuple[FloatArray, FloatArray]]
     informed: bool = True
+
+    @property
+    def known(self) -> BoolArray:
+        return np.ones(len(self.runs), dtype=bool)
+
+    @property
+    def kinds(self) -> int:
+        return len(set(self.kin))
 
     def joint(self, i: int, x: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """Of run i at x: mean, covariance within a candidate, covariance between candidates, slope in the knots."""

@@ -140,7 +140,7 @@ def test_beyond_the_last_point_is_pessimistic() -> None:
 
 
 def test_what_was_measured_deeper_is_hardly_ever_worse_than_the_continuation() -> None:
-    too_low = []
+    too_low: list[float] = []
     for one in Library.load_default(model_curves=True).curves:
         x, y = one.curve.reduction, one.curve.loss
         for known in range(2, x.size):

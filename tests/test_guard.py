@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_pfi.allocation.guard import (
-    FEW_RUNS,
+    FEW_KINDS,
     STEPS,
     SURE_SDS,
     TRUST,
@@ -20,15 +20,15 @@ from slurm_pfi.allocation.guard import (
     expected_curves,
     guarded,
     guarded_beyond,
-    trust_limit,
+    trusted,
 )
 from slurm_pfi.allocation.solve import Shares, equal, marginal
 from slurm_pfi.elasticity import learner
-from slurm_pfi.elasticity.curve import FloatArray, IntArray
+from slurm_pfi.elasticity.curve import BoolArray, FloatArray, IntArray
 from slurm_pfi.elasticity.evidence import Measurement, RunEvidence
 from slurm_pfi.elasticity.learner import learn
 from slurm_pfi.elasticity.library import Library
-from slurm_pfi.elasticity.prior import GRID, Prior
+from slurm_pfi.elasticity.prior import GRID, NO_LIBRARY, Prior
 
 from .elasticity_reference import reference, small_library, some_runs
 
@@ -56,6 +56,8 @@ class Told:
     losses: FloatArray
     gains: dict[float, tuple[float, float]]
     informed: bool = True
+    kinds: int = FEW_KINDS
+    known: BoolArray = field(default_factory=lambda: np.ones(2, dtype=bool))
 
     def mean(self) -> FloatArray:
         return self.losses
@@ -95,7 +97,7 @@ def test_every_plan_is_certified_within_trust_and_of_the_power_asked_for(
     posterior, deepest = learn(PRIOR, runs), deepest_of(runs)
     need = cut * float(shares.watts.sum())
     even = equal(shares, need)
-    limit = trust_limit(shares, even, deepest)
+    limit = trusted(shares, even, deepest, posterior).end
     plan = marginal(replace(shares, end=limit), expected_curves(posterior.mean(), limit), need)
     found = guarded(shares, posterior, deepest, need)
     for step in STEPS:
@@ -115,13 +117,46 @@ def test_every_plan_is_certified_within_trust_and_of_the_power_asked_for(
     assert float(shares.watts @ beyond.reduction) == pytest.approx(met, rel=1e-9)
 
 
-def test_trust_ends_a_step_beyond_what_was_seen_and_sooner_at_small_sites() -> None:
-    for number, step in ((FEW_RUNS, TRUST), (FEW_RUNS - 1, TRUST_FEW)):
-        shares = Shares(np.ones(number), np.ones(number), np.zeros(number), np.full(number, 0.5))
-        deepest = np.zeros(number)
-        deepest[1], deepest[2] = 0.3, 0.48
-        limit = trust_limit(shares, np.full(number, 0.2), deepest)
-        np.testing.assert_allclose(limit[:3], [0.2 + step, 0.3 + step, 0.5])
+def test_trust_ends_a_step_beyond_what_was_seen_and_sooner_where_few_kinds_run() -> None:
+    shares = Shares(np.ones(3), np.ones(3), np.zeros(3), np.full(3, 0.5))
+    even, deepest = np.full(3, 0.2), np.array([0.0, 0.3, 0.48])
+    for kinds, step in ((FEW_KINDS, TRUST), (FEW_KINDS - 1, TRUST_FEW)):
+        told = Told(np.zeros((3, 2)), {}, kinds=kinds, known=np.ones(3, dtype=bool))
+        limit = trusted(shares, even, deepest, told).end
+        np.testing.assert_allclose(limit, [0.2 + step, 0.3 + step, 0.5])
+
+
+def test_kin_count_as_one_kind() -> None:
+    runs = [replace(run, kin=f"kin {i % 5}", gpu_model="one") for i, run in enumerate(some_runs(40, 1))]
+    assert learn(PRIOR, runs).kinds == 5
+    assert learn(PRIOR, [replace(run, kin="") for run in runs]).kinds == 40
+
+
+def test_a_run_without_a_library_is_cut_no_deeper_than_it_was_measured() -> None:
+    runs, shares = some_runs(40, 3), shares_of(40, 3)
+    prior = Prior(Library((*small_library().curves, NO_LIBRARY)))
+    has, lacks = prior.only(lambda one: one.curve_id != ""), prior.only(lambda one: one.curve_id == "")
+    weights = np.array([lacks if i % 4 == 0 else has for i in range(40)])
+    posterior, deepest = learn(prior, runs, log_weight=weights), deepest_of(runs)
+    assert posterior.known.tolist() == [i % 4 != 0 for i in range(40)]
+    need = 0.2 * float(shares.watts.sum())
+    found, even = guarded(shares, posterior, deepest, need), equal(shares, need)
+    assert found.step > 0
+    lacking = np.arange(40) % 4 == 0
+    assert (found.reduction <= np.maximum(even, deepest) + 1e-12)[lacking].all()
+    never = lacking & (deepest == 0)
+    assert never.any()
+    assert (found.reduction == even)[never].all()
+    assert float(shares.watts @ found.reduction) == pytest.approx(need, rel=1e-9)
+
+
+def test_neither_library_nor_measurement_is_the_equal_cut_whatever_was_told() -> None:
+    runs = [replace(run, measurements=()) for run in some_runs(40, 3)]
+    shares, posterior = shares_of(40, 3), learn(Prior(Library([])), runs)
+    need = 0.2 * float(shares.watts.sum())
+    for plan in (guarded, guarded_beyond):
+        found = plan(shares, posterior, deepest_of(runs), need)
+        np.testing.assert_array_equal(found.reduction, equal(shares, need))
 
 
 def test_beyond_the_trust_limit_only_what_is_certified_once_more() -> None:
@@ -131,7 +166,7 @@ def test_beyond_the_trust_limit_only_what_is_certified_once_more() -> None:
     within, beyond = (plan(shares, posterior, deepest, need).reduction for plan in (guarded, guarded_beyond))
     gain, sd = posterior.gain(within, beyond, shares.value)
     assert gain - SURE_SDS * sd > 0
-    assert (beyond > trust_limit(shares, equal(shares, need), deepest) + 0.01).any()
+    assert (beyond > trusted(shares, equal(shares, need), deepest, posterior).end + 0.01).any()
 
 
 # ------------------------------------------------------------------------------------------------------ curves
@@ -189,7 +224,7 @@ def test_an_empty_library_plans_from_measurements_alone() -> None:
     posterior = learn(Prior(Library([])), [cheap, dear] * 20)
     found = guarded(shares, posterior, np.full(40, 0.3), 0.2 * 40)
     assert found.step > 0
-    assert found.reduction[0] > 0.3
+    assert found.reduction[0] == pytest.approx(0.3)  # as deep as it was measured, and no deeper
     assert found.reduction[1] < 0.1
 
 

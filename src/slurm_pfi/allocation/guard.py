@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from ..elasticity.curve import CurveStack, FloatArray
+from ..elasticity.curve import BoolArray, CurveStack, FloatArray
 from .solve import Shares, equal, marginal
 
 STEPS: Final = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.08)
@@ -22,9 +22,9 @@ SURE_SDS: Final = 0.5
 
 TRUST: Final = 0.1
 TRUST_FEW: Final = 0.05
-FEW_RUNS: Final = 20
-"""No run goes more than so much (of its draw) beyond its deepest measured or equal reduction; less where few runs
-leave little for errors to average out over."""
+FEW_KINDS: Final = 20
+"""No run goes more than so much (of its draw) beyond its deepest measured or equal reduction; less where few kinds of
+work leave little for errors to average out over."""
 
 
 class Curves(Protocol):
@@ -32,6 +32,12 @@ class Curves(Protocol):
 
     @property
     def informed(self) -> bool: ...
+
+    @property
+    def known(self) -> BoolArray: ...
+
+    @property
+    def kinds(self) -> int: ...
 
     def mean(self) -> FloatArray: ...
 
@@ -52,13 +58,21 @@ class Certified:
     gain_sd: float
 
 
-def trust_limit(shares: Shares, even: FloatArray, deepest: FloatArray) -> FloatArray:
-    """The greatest reductions that trust allows, (runs,), within those of ``shares``.
+def trusted(shares: Shares, even: FloatArray, deepest: FloatArray, curves: Curves) -> Shares:
+    """The shares within what trust allows of each run.
 
-    ``even``: the equal cut; ``deepest``: the deepest reduction measured of each run, 0 where none.
+    ``even``: the equal cut; ``deepest`` (runs,): the deepest reduction measured of each run, 0 where none. Without a
+    library nothing says how a curve goes on: such a run is cut no deeper than it was measured, or than equally, and
+    before it was measured neither less.
     """
-    step = TRUST if shares.watts.size >= FEW_RUNS else TRUST_FEW
-    return np.minimum(shares.end, np.maximum(even, deepest) + step)
+    step = TRUST if curves.kinds >= FEW_KINDS else TRUST_FEW
+    seen = np.maximum(even, deepest)
+    return Shares(
+        watts=shares.watts,
+        value=shares.value,
+        start=np.where(curves.known | (deepest > 0), shares.start, even),
+        end=np.minimum(shares.end, seen + np.where(curves.known, step, 0.0)),
+    )
 
 
 def certify(curves: Curves, even: FloatArray, plan: FloatArray, value: FloatArray) -> Certified:
@@ -99,7 +113,7 @@ def guarded(shares: Shares, curves: Curves, deepest: FloatArray, need: float) ->
     even = equal(shares, need)
     if not curves.informed:
         return Certified(even, 0.0, 0.0, 0.0)
-    within = Shares(shares.watts, shares.value, shares.start, trust_limit(shares, even, deepest))
+    within = trusted(shares, even, deepest, curves)
     plan = marginal(within, expected_curves(curves.mean(), within.end), need)
     return certify(curves, even, plan, shares.value)
 
@@ -110,7 +124,7 @@ def guarded_beyond(shares: Shares, curves: Curves, deepest: FloatArray, need: fl
     The plan may then pass the trust limit, if the same certificate says so once more: against the plan within it.
     """
     within = guarded(shares, curves, deepest, need)
-    if not curves.informed:
+    if not (curves.informed and curves.known.all()):
         return within
     plan = marginal(shares, expected_curves(curves.mean(), shares.end), need)
     further = certify(curves, within.reduction, plan, shares.value)

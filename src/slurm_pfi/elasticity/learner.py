@@ -65,6 +65,7 @@ def learn(
         batch=batch,
         candidate=candidate,
         mean_loss=mean_loss,
+        known=np.asarray(np.isfinite(base[:, prior.real]).any(axis=1), dtype=np.bool_),
         spreads=spreads,
         widening=shown.widening,
         precision=np.swapaxes(shown.whiten, 1, 2) @ shown.whiten,

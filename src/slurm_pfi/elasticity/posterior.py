@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from .curve import FloatArray
+from .curve import BoolArray, FloatArray
 from .evidence import Batch
 from .prior import BLOCK, GRID, Prior, Table, combined, interpolate
 from .process import Discrepancy, knot_weights, matern
@@ -20,7 +20,8 @@ _KNOTS_ON_GRID: Final = knot_weights(GRID)
 class Posterior:
     """The learned curves of all runs; made by ``learner.learn``.
 
-    ``candidate`` (runs, candidates): weights. ``mean_loss`` (runs, grid): what the library alone says. ``widening``
+    ``candidate`` (runs, candidates): weights. ``mean_loss`` (runs, grid): what the library alone says. ``known``
+    (runs,): whether the library has a curve for the run at all; without one its curve here is a guess. ``widening``
     (runs,): factors on the spread of the runs' own discrepancies. ``precision``: inverse covariance of what was
     measured round curves and GPU models. ``unexplained`` (runs, points): measured less what the candidates expect.
     ``shared_mean`` (groups, knots), ``shared_cov``: discrepancies of the GPU models.
@@ -30,6 +31,7 @@ class Posterior:
     batch: Batch
     candidate: Table
     mean_loss: FloatArray
+    known: BoolArray
     spreads: Discrepancy
     widening: FloatArray
     precision: FloatArray
@@ -41,6 +43,11 @@ class Posterior:
     def informed(self) -> bool:
         """Whether anything is known that could tell one run from another: a PFI or a measurement of any of them."""
         return bool(self.batch.told.any() or self.batch.real.any())
+
+    @property
+    def kinds(self) -> int:
+        """How many different kinds of work there are: kin count as one."""
+        return int(np.unique(self.batch.kin).size)
 
     def mean(self) -> FloatArray:
         """Expected loss of each run on GRID, shape (runs, grid); not clipped, not monotone in general."""

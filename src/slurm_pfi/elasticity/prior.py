@@ -8,7 +8,7 @@ from typing import Final, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .curve import ElasticityCurve, FloatArray, IntArray
+from .curve import BoolArray, ElasticityCurve, FloatArray, IntArray, Repairs
 from .index import SMALLEST_LOSS
 from .library import Library, LibraryCurve, LibraryError
 
@@ -27,11 +27,22 @@ STRETCHES: Final = np.array([0.85, 1.0, 1.15])
 than its size, and an unseen GPU model reaches the same clock by another share of its draw."""
 
 _SCALE_LOG_SD: Final = 0.25
-_STRETCH_LOG_SD: Final = 0.08
+_STRETCH_LOG_SD: Final = 0.05
 
 FORMS: Final = SCALES.size * STRETCHES.size
 
-_LINE: Final = ElasticityCurve(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
+NO_LIBRARY: Final = LibraryCurve(
+    curve_id="",
+    gpu_model="",
+    family="",
+    workload="no library",
+    curve=ElasticityCurve(np.array([0.0, 1.0]), np.array([0.0, 1.0])),
+    repairs=Repairs(),
+    source="",
+    licence="",
+)
+"""A straight line, loss = reduction, where there is no library. No curve of a file has an empty name."""
+
 
 _KEPT_GRIDS: Final = 8192
 """So many grids of PFI values are remembered from one learning to the next: 5 kB each with the default library."""
@@ -48,17 +59,20 @@ class Prior:
 
     ``losses`` (grid, candidates) on GRID; ``log_weight`` (candidates,), normalised. Beyond their last points the
     candidates go on as is likely, not as is safe: a mixture that is pessimistic there calls every run flexible
-    elsewhere. An empty library is one straight line, loss = reduction, which tells no two runs apart.
+    elsewhere. NO_LIBRARY stands for an empty library: ``real`` (candidates,) is False for what is made of it, and a
+    run with nothing else is one of which nothing is known.
     """
 
     def __init__(self, library: Library) -> None:
         self.library = library
-        curves = [one.curve for one in library.curves] or [_LINE]
+        entries = library.curves or (NO_LIBRARY,)
+        curves = [one.curve for one in entries]
         weight = library.weights() if library.curves else np.ones(1)
         forms = np.outer(_bell(SCALES, _SCALE_LOG_SD), _bell(STRETCHES, _STRETCH_LOG_SD)).ravel()
         table = np.array([[one.expected_at(GRID / stretch) for stretch in STRETCHES] for one in curves])
         scaled = np.minimum(table[:, None] * SCALES[:, None, None], 1.0)
         self.losses: Table = np.ascontiguousarray(scaled.reshape(-1, GRID.size).T, dtype=np.float32)
+        self.real: BoolArray = np.repeat([one.curve_id != NO_LIBRARY.curve_id for one in entries], FORMS)
         self._rises: Table = np.diff(self.losses, axis=0)
         self.log_weight: FloatArray = np.log(np.outer(weight, forms).ravel())
         self._pfi: dict[tuple[float, ...], Table] = {}

@@ -10,10 +10,10 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 
 from ..allocation.solve import by_index
-from ..elasticity.curve import ElasticityCurve, FloatArray, Repairs
+from ..elasticity.curve import FloatArray
 from ..elasticity.library import Library, LibraryCurve
 from ..elasticity.names import family_key, same_gpu
-from ..elasticity.prior import Prior
+from ..elasticity.prior import NO_LIBRARY, Prior
 from .gap import SAME, gap_closed
 from .paper_play import play_all
 from .population import Member, Population
@@ -118,13 +118,13 @@ class Outcome:
 def candidates(study: Study) -> tuple[Prior, dict[str, FloatArray], tuple[str, ...]]:
     """The prior, the log weights of its candidates for each member by curve_id, and members without a library.
 
-    Those are left with what an empty library says: a straight line, which tells no two runs apart.
+    Those are left with what stands for an empty library, and keep their equal cut.
     """
     members = study.population.members
     library, groups = study.library, {_group(study, one): one for one in members}
     kept = {name: [one for one in library.curves if _counts(study, one, own)] for name, own in groups.items()}
     if not all(kept.values()):
-        library = Library((*library.curves, _line()))
+        library = Library((*library.curves, NO_LIBRARY))
     prior = Prior(library)
     ids = {name: {id(one) for one in curves or library.curves[-1:]} for name, curves in kept.items()}
     weight = {name: prior.only(lambda one, own=own: id(one) in own) for name, own in ids.items()}  # type: ignore[misc]
@@ -151,12 +151,6 @@ def _counts(study: Study, curve: LibraryCurve, member: Member) -> bool:
             return family_key(curve.family) != family_key(member.family)
         case "none":
             return True
-
-
-def _line() -> LibraryCurve:
-    """A curve that stands for an empty library, see `prior.Prior`."""
-    line = ElasticityCurve(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
-    return LibraryCurve("", "", "", "no library", line, Repairs(), source="", licence="")
 
 
 # ------------------------------------------------------------------------------------------------------- one site

@@ -24,7 +24,7 @@ def print_study(outcomes: Mapping[str, Outcome], document: Mapping[str, Any]) ->
     if lacking:
         out.print(
             f"no library is left for {len(lacking)} of the curves ({', '.join(lacking[:_NAMED])}"
-            f"{', ...' if len(lacking) > _NAMED else ''}): their runs begin with a straight line",
+            f"{', ...' if len(lacking) > _NAMED else ''}): they are cut equally until they were measured, and then no deeper than that",
             markup=False,
         )
     for name, outcome in outcomes.items():
