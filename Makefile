@@ -9,13 +9,14 @@ PY := $(VENV)/bin/python
 # Debian's packages by name: Slurm and munge for the real cluster, a compiler for plugin and stand-in.
 APT_PACKAGES := python3 python3-venv gcc libc6-dev make slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libslurm-dev
 
-.PHONY: help demo test lint bench mutants clean setup system native
+.PHONY: help demo test lint bench science mutants clean setup system native
 
 help:
 	@echo "make demo     show the main job on a real Slurm cluster with simulated GPUs"
 	@echo "make test     run all tests"
 	@echo "make lint     ruff, mypy --strict"
 	@echo "make bench    speed and memory, written to build/bench"
+	@echo "make science  the studies of docs/science.md, written to build/science (a quarter of an hour)"
 	@echo "make mutants  prove that planted faults are caught"
 	@echo "make clean    remove what was built"
 
@@ -35,6 +36,9 @@ bench: setup
 	$(PY) -m bench.controller
 	$(PY) -m bench.solve
 	$(PY) -m bench.learner
+
+science: setup
+	@./bench/science
 
 mutants: setup
 	$(PY) -m testbed.mutants

@@ -23,6 +23,8 @@ COPIED: Final = ("src", "tests", "testbed", "pyproject.toml", "prolog", "epilog"
 LIMIT_S: Final = 300
 
 LOOP: Final = ("tests/test_closed_loop.py", "tests/test_checker_cores.py")
+GUARD: Final = ("tests/test_guard.py",)
+LEARNER: Final = ("tests/test_elasticity_learner.py",)
 NODE: Final = ("tests/test_node_core.py", "tests/test_node_machine.py")
 
 
@@ -190,6 +192,62 @@ MUTANTS: Final = (
         old='        self.audit(\n            "set",',
         new='        self.audit(\n            "planned",',
         tests=(*NODE, "tests/test_checker_cores.py"),
+    ),
+    Mutant(
+        name="a-plan-taken-whole-without-a-certificate",
+        invariant="6",
+        file="allocation/guard.py",
+        old="        if gain - SURE_SDS * sd > 0:",
+        new="        if step == 1.0:",
+        tests=GUARD,
+    ),
+    Mutant(
+        name="a-hull-beyond-what-a-run-may-be-given",
+        invariant="6",
+        file="allocation/guard.py",
+        old="    points = np.maximum(end, 1.0 / steps)[:, None] *",
+        new="    points = np.ones((end.size, 1)) *",
+        tests=GUARD,
+    ),
+    Mutant(
+        name="deeper-than-was-ever-measured",
+        invariant="6",
+        file="allocation/guard.py",
+        old="    seen = np.maximum(even, deepest)",
+        new="    seen = np.ones_like(even)",
+        tests=GUARD,
+    ),
+    Mutant(
+        name="baselines-without-an-error",
+        invariant="6",
+        file="elasticity/evidence.py",
+        old="    error = np.where(real, tau * (1.0 - y), 0.0)",
+        new="    error = np.zeros_like(y)",
+        tests=LEARNER,
+    ),
+    Mutant(
+        name="what-a-gpu-model-has-in-common-forgotten",
+        invariant="6",
+        file="elasticity/posterior.py",
+        old="(kin**2).sum() + max(float(shared), 0.0)",
+        new="(kin**2).sum()",
+        tests=LEARNER,
+    ),
+    Mutant(
+        name="a-run-outside-its-interval-believed",
+        invariant="6",
+        file="elasticity/learner.py",
+        old="square > allowed",
+        new="square < 0",
+        tests=LEARNER,
+    ),
+    Mutant(
+        name="floors-by-one-standard-deviation",
+        invariant="5",
+        file="elasticity/floors.py",
+        old="FLOOR_SDS: Final = 2.25",
+        new="FLOOR_SDS: Final = 1.0",
+        tests=("tests/test_study_floors.py",),
     ),
 )
 

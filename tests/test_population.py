@@ -10,6 +10,7 @@ import pytest
 
 from slurm_pfi.elasticity.curvefile import read_curves
 from slurm_pfi.elasticity.index import pfi
+from slurm_pfi.elasticity.library import Library
 from slurm_pfi.sim.population import (
     FEWEST_CURVES,
     UNIT_COLUMN,
@@ -18,6 +19,7 @@ from slurm_pfi.sim.population import (
     Population,
     PopulationError,
     gather,
+    published,
 )
 
 HEADER = "curve_id,gpu,family,cap_w,power_w_per_gpu,power_basis,throughput,throughput_unit"
@@ -145,3 +147,22 @@ def test_doubts_are_handed_on() -> None:
     doubts = gathered(*five(), lower).doubts
     assert [curve_id for curve_id, _ in doubts] == ["low"] and "default_cap_w" in doubts[0][1]
     assert set(asdict(gathered(rows("x")).not_judged[0])) == {"curve_id", "gpu", "family", "reason"}
+
+
+def test_a_job_that_no_cap_binds_can_be_fixed() -> None:
+    file = published()
+    as_measured, bound = gather(file).members, gather(file, bound_only=True).members
+    assert not any(one.fixed for one in as_measured)
+    fixed = [one for one in bound if one.fixed]
+    assert len(fixed) == 37
+    assert all(not one.pfi_reductions and one.deepest == 0.0 for one in fixed)
+    assert [one.curve_id for one in bound] == [one.curve_id for one in as_measured]
+
+
+def test_the_published_curves_are_those_of_the_library_and_more() -> None:
+    file = published()
+    ids = {one.curve_id for one in file.curves}
+    assert {one.curve_id for one in Library.load_default().curves} < ids
+    assert len(ids) + len(file.skipped) == 127
+    (h100,) = [one for one in gather(file).not_judged if one.gpu == "H100"]
+    assert "not measured" in h100.reason

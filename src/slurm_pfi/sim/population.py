@@ -35,7 +35,8 @@ class Member:
     """One measured job as the truth of a study.
 
     ``pfi``: Eq. 1 on its own cap grid, None where no cap lies below its draw; ``pfi_reductions``: what those caps
-    would take from its draw. Nothing is known below its lowest measured cap, so no run is cut deeper.
+    would take from its draw. Nothing is known below its lowest measured cap, so no run is cut deeper; one that is
+    ``fixed`` is not cut at all.
     """
 
     curve_id: str
@@ -46,10 +47,12 @@ class Member:
     pfi: float | None
     pfi_reductions: tuple[float, ...]
     value: float = 1.0
+    fixed: bool = False
 
     @property
     def deepest(self) -> float:
-        return float(self.curve.reduction[-1])
+        """The greatest reduction that a cap can bring about, as far as anybody measured."""
+        return 0.0 if self.fixed else float(self.curve.reduction[-1])
 
 
 class Population:
@@ -121,11 +124,12 @@ def published() -> CurveFile:
     )
 
 
-def gather(file: CurveFile, objective: Objective = "progress") -> Gathered:
+def gather(file: CurveFile, objective: Objective = "progress", *, bound_only: bool = False) -> Gathered:
     """The members of a curve file whose draw was measured, of GPU models with FEWEST_CURVES such curves or more.
 
     A GPU model has the name of its first curve. With ``tokens`` a run is worth its uncapped throughput: the file
     must have been read with UNIT_COLUMN kept, and all members share one unit. Raises PopulationError if they do not.
+    With ``bound_only`` a job whose draw lies below all its caps is fixed: what its curve shows is noise.
     """
     skipped = list(file.skipped)
     not_judged: list[NotJudged] = []
@@ -153,7 +157,7 @@ def gather(file: CurveFile, objective: Objective = "progress") -> Gathered:
             not_judged.append(_not_judged(entry, reason))
             continue
         value = float(entry.sweep.throughput[0]) if objective == "tokens" else 1.0
-        members.append(_member(entry, curve, same[0].gpu, value))
+        members.append(_member(entry, curve, same[0].gpu, value, bound_only=bound_only))
         kept.append(entry)
         for kind, number in repaired.items():
             counts[kind] = counts.get(kind, 0) + number
@@ -172,7 +176,9 @@ def _not_judged(entry: FileCurve, reason: str) -> NotJudged:
     return NotJudged(entry.curve_id, entry.gpu, entry.family, reason)
 
 
-def _member(entry: FileCurve, curve: ElasticityCurve, gpu_model: str, value: float) -> Member:
+def _member(
+    entry: FileCurve, curve: ElasticityCurve, gpu_model: str, value: float, *, bound_only: bool
+) -> Member:
     cap_w = entry.sweep.cap_w
     binding = tuple(sorted((1.0 - cap_w[cap_w < entry.draw_w] / entry.draw_w).tolist()))
     return Member(
@@ -184,6 +190,7 @@ def _member(entry: FileCurve, curve: ElasticityCurve, gpu_model: str, value: flo
         pfi=_index(entry, binding),
         pfi_reductions=binding,
         value=value,
+        fixed=bound_only and not binding,
     )
 
 

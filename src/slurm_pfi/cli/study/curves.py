@@ -129,6 +129,11 @@ def _numbers(
     show_default=True,
     help="a job drawn twice is known to be the same work by its name, and its runs pool what they measured",
 )
+@click.option(
+    "--bound-only",
+    is_flag=True,
+    help="jobs whose draw lies below all their caps cannot be cut; without this their curves count as measured",
+)
 @click.option("--by-gpu", is_flag=True, help="also sites with one GPU model only, a quarter as many of each")
 @click.option("--seed", default=DEFAULT_SEED, show_default=True, type=click.IntRange(0), help="of all draws")
 @click.option(
@@ -151,6 +156,7 @@ def curves(
     noise: float,
     objective: Objective,
     names: bool,
+    bound_only: bool,
     by_gpu: bool,
     seed: int,
     workers: int | None,
@@ -168,7 +174,7 @@ def curves(
             figure.check_target(plot)
         except figure.FigureError as error:
             fail(str(error), WRONG_USE)
-    file, gathered = population_of(population_file, objective)
+    file, gathered = population_of(population_file, objective, bound_only=bound_only)
     origin, library = library_of(library_file)
     study = Study(
         population=Population(gathered.members),
@@ -237,6 +243,7 @@ def _document(
             "file": file.origin,
             "sha256": file.sha256,
             "curves": len(members),
+            "fixed": sum(one.fixed for one in members),
             "gpu_models": _count(one.gpu_model for one in members),
             "families": _count(one.family for one in members),
             "repairs": gathered.repairs,

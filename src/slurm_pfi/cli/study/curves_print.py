@@ -24,7 +24,8 @@ def print_study(outcomes: Mapping[str, Outcome], document: Mapping[str, Any]) ->
     if lacking:
         out.print(
             f"no library is left for {len(lacking)} of the curves ({', '.join(lacking[:_NAMED])}"
-            f"{', ...' if len(lacking) > _NAMED else ''}): they are cut equally until they were measured, and then no deeper than that",
+            f"{', ...' if len(lacking) > _NAMED else ''}): they are cut"
+            " equally until they were measured, and then no deeper than that",
             markup=False,
         )
     for name, outcome in outcomes.items():
@@ -39,10 +40,12 @@ def print_study(outcomes: Mapping[str, Outcome], document: Mapping[str, Any]) ->
 
 def _head(document: Mapping[str, Any]) -> list[str]:
     population, conditions, library = (document[key] for key in ("population", "conditions", "library"))
+    fixed = population["fixed"]
+    unbound = f"; {fixed} that no cap binds are not cut" if fixed else ""
     names = "pool their measurements" if conditions["names"] else "are not recognised (--no-names)"
     return [
         f"population: {population['curves']} measured curves of {population['file']}:"
-        f" {_counts(population['gpu_models'])}; families drawn alike: {_counts(population['families'])}",
+        f" {_counts(population['gpu_models'])}; families drawn alike: {_counts(population['families'])}{unbound}",
         f"library: {library['origin']}, {library['curves']} curves of {', '.join(library['gpu_models'])}; left out for"
         f" each run: {_LEFT_OUT[conditions['leave_out']]}",
         f"{conditions['sets']} sites of {conditions['runs']} runs, seed {document['seed']}, objective"

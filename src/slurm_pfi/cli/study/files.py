@@ -19,11 +19,13 @@ from ...sim.population import (
 from ..common import fail
 
 
-def population_of(path: Path | None, objective: Objective) -> tuple[CurveFile, Gathered]:
+def population_of(
+    path: Path | None, objective: Objective, *, bound_only: bool = False
+) -> tuple[CurveFile, Gathered]:
     """The file's curves, or all published ones; ends the command when it cannot be read or holds nothing to judge."""
     try:
         file = published() if path is None else load_curves(path, keep=(UNIT_COLUMN,))
-        gathered = gather(file, objective)
+        gathered = gather(file, objective, bound_only=bound_only)
     except (CurveFileError, PopulationError) as error:
         fail(str(error), WRONG_USE)
     if not gathered.members:
