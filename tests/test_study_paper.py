@@ -32,7 +32,8 @@ from slurm_pfi.sim.paper import (
     pool,
 )
 from slurm_pfi.sim.paper_learned import learned_rounds, prior_of
-from slurm_pfi.sim.paper_play import POLICIES, REDUCTIONS, Game, Row, make_sets, play, play_all
+from slurm_pfi.sim.paper_play import POLICIES, REDUCTIONS, Game, Row, make_sets, play
+from slurm_pfi.sim.workers import run_all
 
 SMALL = Game(BASE, "production", "tokens", sets=6, jobs=40, seed=5, reductions=(0.0, 0.1, 0.3))
 
@@ -212,7 +213,7 @@ def test_every_assumption_matters(other: Assumptions) -> None:
 
 def test_workers_change_nothing_but_the_order() -> None:
     tasks = [(play, SMALL), (play, replace(SMALL, mix="random"))]
-    alone, together = (sorted(play_all(tasks, workers)) for workers in (1, 2))
+    alone, together = (sorted(run_all(tasks, workers)) for workers in (1, 2))
     assert alone == together
 
 

@@ -15,9 +15,9 @@ from ..elasticity.library import Library, LibraryCurve
 from ..elasticity.names import family_key, same_gpu
 from ..elasticity.prior import NO_LIBRARY, Prior
 from .gap import SAME, gap_closed
-from .paper_play import play_all
 from .population import Member, Population
 from .rounds import Conditions, Site, apply_rounds, make_site
+from .workers import run_all
 
 LeaveOut: TypeAlias = Literal["family", "gpu", "none"]
 LEAVE_OUT: Final[tuple[LeaveOut, ...]] = ("gpu", "family", "none")
@@ -200,7 +200,7 @@ def play(study: Study, sets: int, workers: int) -> Iterator[tuple[int, list[Play
     tasks: list[tuple[Callable[[tuple[Study, int]], list[Played]], tuple[Study, int]]] = [
         (play_set, (study, number)) for number in range(sets)
     ]
-    yield from play_all(tasks, workers, apart=True)
+    yield from run_all(tasks, workers, apart=True)
 
 
 def of_one_gpu(study: Study) -> Mapping[str, Study]:

@@ -15,9 +15,9 @@ from ..elasticity.library import Library
 from ..elasticity.names import same_gpu
 from ..elasticity.prior import Prior
 from ..elasticity.process import FLOORS
-from .paper_play import play_all
 from .population import Member, Population
 from .rounds import Conditions, make_site, measure
+from .workers import run_all
 
 LIMITS: Final = (0.05, 0.10, 0.20)
 MOST_MEASUREMENTS: Final = 4
@@ -88,7 +88,7 @@ def play(study: Study, workers: int = 1, done: Callable[[], None] = lambda: None
         for number in range(study.sets)
     ]
     given: list[FloatArray] = [np.empty(0)] * len(tasks)
-    for place, result in play_all(tasks, workers):
+    for place, result in run_all(tasks, workers):
         given[place] = result
         done()
     rows: list[Row] = []

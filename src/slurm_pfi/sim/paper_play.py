@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,7 +13,6 @@ from .gap import gap_closed
 from .paper import Assumptions, Mix, Objective, Pool, draw_kinds, known_pfi, pool
 
 POLICIES: Final = ("equal", "pfi", "moe-ft x2", "oracle")
-_THREADS: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 REDUCTIONS: Final = tuple(step / 100 for step in range(0, 41, 5))
 
 
@@ -185,53 +179,3 @@ def row(
         gained_per_job=float((equal_lost - lost).mean()) / game.jobs,
         sets=lost.size,
     )
-
-
-def usable_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Processes started meanwhile do their linear algebra in one thread: on small arrays more only get in the way."""
-    before = {name: os.environ.get(name) for name in _THREADS}
-    os.environ.update(dict.fromkeys(_THREADS, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-_Task = TypeVar("_Task")
-_Result = TypeVar("_Result")
-
-
-def play_all(
-    tasks: Sequence[tuple[Callable[[_Task], _Result], _Task]], workers: int, *, apart: bool = False
-) -> Iterator[tuple[int, _Result]]:
-    """Results of all tasks as they are done, each with its place; in processes of their own if that is quicker.
-
-    The result of a task depends on the task alone, so the number of workers changes nothing but the order. ``apart``:
-    in processes of their own always, so that it changes not even the last bit of a matrix product.
-    """
-    if not apart and (workers < 2 or len(tasks) < 2):
-        for place, (function, game) in enumerate(tasks):
-            yield place, function(game)
-        return
-    # Spawned, not forked: a progress bar has a thread, and a fork would copy it halfway.
-    with (
-        _one_thread_each(),
-        ProcessPoolExecutor(min(workers, len(tasks)), mp_context=get_context("spawn")) as executor,
-    ):
-        places = {executor.submit(function, game): place for place, (function, game) in enumerate(tasks)}
-        try:
-            for done in as_completed(places):
-                yield places[done], done.result()
-        finally:
-            for future in places:
-                future.cancel()

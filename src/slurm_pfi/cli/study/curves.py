@@ -25,13 +25,13 @@ from ...sim.curves_study import (
     outcome_of,
     play,
 )
-from ...sim.paper_play import usable_cores
 from ...sim.population import (
     Gathered,
     Objective,
     Population,
 )
 from ...sim.rounds import Conditions
+from ...sim.workers import usable_cores
 from ..common import fail, print_json
 from . import figure
 from .curves_print import print_study

@@ -15,9 +15,9 @@ from ...bus.control import NO
 from ...elasticity.curvefile import CurveFile
 from ...elasticity.floors import FLOOR_SDS
 from ...sim.floors_study import ALLOWED, LIMITS, MOST_MEASUREMENTS, Row, Study, judged, play, steps
-from ...sim.paper_play import usable_cores
 from ...sim.population import Gathered, Population
 from ...sim.rounds import Conditions
+from ...sim.workers import usable_cores
 from ..common import console, fail, percent, print_json
 from ..tables import Column, show_table
 from .files import library_of, population_of

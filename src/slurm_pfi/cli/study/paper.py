@@ -13,7 +13,8 @@ from rich.progress import Progress
 from ...bus.control import WRONG_USE
 from ...sim.paper import BASE, MIXES, OBJECTIVES, Mix, all_assumptions
 from ...sim.paper_learned import learned_rounds
-from ...sim.paper_play import Game, Row, play, play_all, usable_cores
+from ...sim.paper_play import Game, Row, play
+from ...sim.workers import run_all, usable_cores
 from ..common import fail, print_json
 from . import figure
 from .paper_print import (
@@ -118,7 +119,7 @@ def run(settings: Settings, workers: int) -> list[Row]:
     screen = Console(stderr=True)
     with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
         bar = progress.add_task("study paper", total=len(tasks))
-        for place, rows in play_all(tasks, workers):
+        for place, rows in run_all(tasks, workers):
             found[place] = rows
             progress.advance(bar)
     return [row for rows in found for row in rows]
