@@ -16,7 +16,7 @@ help:
 	@echo "make test     run all tests"
 	@echo "make lint     ruff, mypy --strict"
 	@echo "make bench    speed and memory, written to build/bench"
-	@echo "make science  the studies of docs/science.md, written to build/science (a quarter of an hour)"
+	@echo "make science  the studies of docs/science.md, written to build/science (some ten minutes)"
 	@echo "make mutants  prove that planted faults are caught"
 	@echo "make clean    remove what was built"
 
