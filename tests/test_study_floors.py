@@ -55,7 +55,8 @@ def test_measurements_let_more_of_the_true_floor_be_used(rows: list[Row]) -> Non
 
 
 def test_the_bound_lies_above_the_share(rows: list[Row]) -> None:
-    assert all(row.upper95 >= row.broken - 1e-12 for row in rows)
+    assert all(row.upper95 is not None and row.upper95 >= row.broken - 1e-12 for row in rows)
+    assert all(row.upper95_jobs is not None and row.upper95_jobs > row.broken for row in rows)
     assert all(row.worst_family_broken >= row.broken - 1e-12 for row in rows)
 
 
@@ -79,7 +80,7 @@ def test_the_command_prints_what_it_found(tmp_path: Path) -> None:
     asked = [str(path), "--sets", "2", "--seed", "3", "--workers", "1"]
     shown = CliRunner().invoke(floors, asked)
     assert shown.exit_code == 0, shown.output
-    assert "worst GPU model and limit: A100" in shown.output
+    assert "worst average: A100" in shown.output
     data = json.loads(CliRunner().invoke(floors, [*asked, "--json"]).stdout)
     assert {"gpu", "limit", "measurements", "broken", "upper95", "used"} <= set(data["results"][0])
     assert len(data["results"]) == 15
@@ -94,3 +95,12 @@ def test_a_file_with_nothing_to_judge_is_said(tmp_path: Path) -> None:
     answer = CliRunner().invoke(floors, [str(path)])
     assert answer.exit_code == 1
     assert "nothing to judge" in answer.output
+
+
+def test_a_single_family_gives_no_bound_by_families() -> None:
+    llama = Population([one for one in POPULATION.of_gpu("A100").members if one.family == "llama"])
+    rows = play(Study(llama, Library.load_default(), Conditions(), sets=1, seed=1))
+    for row in rows:
+        assert row.upper95 is None
+        assert row.upper95_jobs is not None
+        assert row.upper95_jobs >= 1 - 0.05 ** (1 / 3) - 1e-9

@@ -8,13 +8,14 @@ from typing import Final
 
 import numpy as np
 
-from ..elasticity.curve import FloatArray
+from ..elasticity.curve import FloatArray, IntArray
 from ..elasticity.floors import FLOOR_SDS, greatest_reductions
 from ..elasticity.learner import learn
 from ..elasticity.library import Library
 from ..elasticity.names import same_gpu
 from ..elasticity.prior import Prior
 from ..elasticity.process import FLOORS
+from .curves_study import rate_upper95
 from .population import Member, Population
 from .rounds import Conditions, make_site, measure
 from .workers import run_all
@@ -45,16 +46,20 @@ class Study:
 class Row:
     """Promises of one GPU model under one limit after some measurements. Families of workloads count alike.
 
-    ``broken``: share of promises that were; ``upper95``: its one-sided 95 % bound, families drawn anew; ``used``: share
-    of the true greatest reduction that was given; ``worst_family`` and the share that it broke.
+    ``broken``: share of promises that were; ``upper95``: its one-sided 95 % bound when families are drawn anew, None
+    with a single one; ``upper95_jobs``: the exact bound if jobs were drawn one by one, which few jobs keep wide; ``used``:
+    share of the true greatest reduction that was given; ``worst_family`` and the share that it broke.
     """
 
     gpu: str
     limit: float
     measurements: int
     promises: int
+    jobs: int
+    families: int
     broken: float
-    upper95: float
+    upper95: float | None
+    upper95_jobs: float | None
     used: float
     worst_family: str
     worst_family_broken: float
@@ -154,11 +159,21 @@ def _rows(study: Study, members: Sequence[Member], limit: float, given: FloatArr
                 limit=limit,
                 measurements=count,
                 promises=given.shape[0] * len(members),
+                jobs=len(members),
+                families=len(families),
                 broken=float(by_family[count].mean()),
-                upper95=float(np.quantile(by_family[count][drawn].mean(axis=1), _UPPER)),
+                upper95=_upper(by_family[count], drawn),
+                upper95_jobs=rate_upper95(round(float(broken[count].sum())), len(members)),
                 used=float(used_by_family[count].mean()),
                 worst_family=families[worst],
                 worst_family_broken=float(by_family[count][worst]),
             )
         )
     return found
+
+
+def _upper(by_family: FloatArray, drawn: IntArray) -> float | None:
+    """One-sided bound of the mean over families, (families,), each resample of ``drawn`` (resamples, families)."""
+    if by_family.size < 2:
+        return None
+    return float(np.quantile(by_family[drawn].mean(axis=1), _UPPER))

@@ -85,9 +85,9 @@ def floors(
 ) -> None:
     """Promise every job of a file a greatest loss, and see how often it loses more at the floor it gets.
 
-    Without a file: published curves. The GPU model of a job is not in its library. Floors are made after 0 to 4
-    measurements, each taken at the floor before. Families of workloads count alike; the bound of broken promises
-    draws them anew.
+    Without a file: published curves. The GPU model of a job is not in its library, which is the hardest case: your own
+    curves are not used for the floors that are judged. Floors are made after 0 to 4 measurements, each taken at the
+    floor before. Families of workloads count alike; the bound of broken promises draws them anew.
     """
     file, gathered = population_of(population_file, "progress")
     origin, library = library_of(library_file)
@@ -146,8 +146,10 @@ def _by_gpu(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "broken": _mean(row.broken for row in of_gpu),
                 "worst_limit": worst,
                 "worst_limit_broken": _mean(row.broken for row in by_limit[worst]),
-                "worst_limit_upper95": _mean(row.upper95 for row in by_limit[worst]),
+                "worst_limit_upper95": _mean_known(row.upper95 for row in by_limit[worst]),
                 "worst_row_broken": max(row.broken for row in of_gpu),
+                "jobs": of_gpu[0].jobs,
+                "families": of_gpu[0].families,
                 "used_after_two": _mean(row.used for row in of_gpu if row.measurements == _AFTER),
             }
         )
@@ -157,6 +159,11 @@ def _by_gpu(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def _mean(values: Iterable[float]) -> float:
     found = list(values)
     return sum(found) / len(found)
+
+
+def _mean_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return _mean(known) if known else None
 
 
 def _print(rows: Sequence[Row], study: Study, document: dict[str, Any]) -> None:
@@ -169,13 +176,14 @@ def _print(rows: Sequence[Row], study: Study, document: dict[str, Any]) -> None:
     )
     conditions = study.conditions
     out.print(
-        f"told: PFI +-{conditions.pfi_sd:g}; noise {percent(conditions.noise)}, baselines"
-        f" {percent(conditions.baseline_error)}",
+        f"assumed: every job's PFI is known beforehand with an error of sd {conditions.pfi_sd:g}; noise"
+        f" {percent(conditions.noise)}, baselines {percent(conditions.baseline_error)}",
         markup=False,
     )
     out.print(
-        "broken: share of promises that were, allowed 5 %; upper: its one-sided 95 % bound, families drawn anew; used:"
-        " share of the true greatest reduction"
+        "broken: share of promises that were, allowed 5 %; upper: its one-sided 95 % bound, families drawn anew (zero"
+        " where nothing broke, however few jobs: --json has the bound by jobs); used: share of the true greatest"
+        " reduction"
     )
     for limit in LIMITS:
         out.print()
@@ -184,17 +192,33 @@ def _print(rows: Sequence[Row], study: Study, document: dict[str, Any]) -> None:
     out.print()
     out.print(f"all limits, 0 to {MOST_MEASUREMENTS} measurements", style="bold")
     show_table(out, _GPU_COLUMNS, document["by_gpu"])
-    worst = max(document["by_gpu"], key=lambda entry: float(entry["worst_limit_broken"]))
-    verdict = "kept" if worst["worst_limit_broken"] <= ALLOWED else "NOT kept"
-    out.print(
-        f"worst GPU model and limit: {worst['gpu']}, {percent(worst['worst_limit'], 0)}:"
-        f" {percent(worst['worst_limit_broken'])}"
-        f" broken, so the promise is {verdict}",
-        markup=False,
-    )
+    out.print(_verdict(document["by_gpu"]), markup=False)
     _say(out, "no cap lies below the draw, so nothing is promised", document["no_cap_below_draw"])
     _say(out, "not judged", [f"{one['curve_id']} ({one['reason']})" for one in document["not_judged"]])
     _say(out, "skipped", [f"{one['curve_id']} ({one['reason']})" for one in document["skipped"]])
+
+
+def _verdict(by_gpu: Sequence[dict[str, Any]]) -> str:
+    worst = max(by_gpu, key=lambda entry: float(entry["worst_limit_broken"]))
+    row = max(by_gpu, key=lambda entry: float(entry["worst_row_broken"]))
+    upper = worst["worst_limit_upper95"]
+    if worst["worst_limit_broken"] > ALLOWED:
+        said = "NOT kept"
+    elif upper is None:
+        said = "kept here; one family of workloads gives no bound"
+    elif upper <= ALLOWED:
+        said = "kept"
+    else:
+        said = "kept on average, not proven: the bound lies above"
+    return (
+        f"worst average: {worst['gpu']} promised {percent(worst['worst_limit'], 0)}:"
+        f" {percent(worst['worst_limit_broken'])} broken (allowed {percent(ALLOWED, 0)}), upper bound {_bound(upper)}: {said}; worst row:"
+        f" {percent(row['worst_row_broken'])} ({row['gpu']})"
+    )
+
+
+def _bound(share: float | None) -> str:
+    return "-" if share is None else percent(share)
 
 
 def _say(out: Console, what: str, names: Sequence[str]) -> None:
@@ -207,7 +231,8 @@ _COLUMNS: Final = (
     Column("GPU MODEL LEFT OUT", lambda row: row.gpu, clip=10),
     Column("MEASURED", lambda row: str(row.measurements), side="right"),
     Column("BROKEN", lambda row: percent(row.broken), side="right"),
-    Column("UPPER", lambda row: percent(row.upper95), side="right"),
+    Column("UPPER", lambda row: _bound(row.upper95), side="right"),
+    Column("JOBS", lambda row: str(row.jobs), side="right", drop=2),
     Column("USED", lambda row: percent(row.used, 0), side="right"),
     Column("WORST FAMILY", lambda row: f"{row.worst_family} {percent(row.worst_family_broken)}", drop=1),
 )
@@ -216,7 +241,8 @@ _GPU_COLUMNS: Final = (
     Column("BROKEN", lambda entry: percent(entry["broken"]), side="right"),
     Column("WORST LIMIT", lambda entry: percent(entry["worst_limit"], 0), side="right"),
     Column("BROKEN THERE", lambda entry: percent(entry["worst_limit_broken"]), side="right"),
-    Column("UPPER", lambda entry: percent(entry["worst_limit_upper95"]), side="right"),
-    Column("WORST ROW", lambda entry: percent(entry["worst_row_broken"]), side="right", drop=1),
-    Column("USED AFTER 2", lambda entry: percent(entry["used_after_two"], 0), side="right"),
+    Column("UPPER", lambda entry: _bound(entry["worst_limit_upper95"]), side="right"),
+    Column("WORST ROW", lambda entry: percent(entry["worst_row_broken"]), side="right"),
+    Column("JOBS", lambda entry: f"{entry['jobs']} of {entry['families']} families", side="right", drop=2),
+    Column("USED AFTER 2", lambda entry: percent(entry["used_after_two"], 0), side="right", drop=1),
 )
