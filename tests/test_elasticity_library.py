@@ -149,10 +149,13 @@ def test_curves_that_say_nothing_are_left_out_by_name() -> None:
     [
         ("", "test: the file is empty"),
         ("curve_id,gpu\na,b", "test: no column cap_w"),
-        (HEADER, "at least one usable curve"),
-        (file_of(("a", "A100", "x", [(400.0, 400.0, 1.0), (300.0, -1.0, 0.9)])), "curve a, line 3: .*'-1.0'"),
-        (file_of(("a", "A100", "x", SOFT)).replace("0.9", "fast"), "test: .*curve a, line 3: .*fast"),
-        (file_of(("a", "A100", "x", SOFT)) + "\na,A100", "test: .*curve a, line 6: 2 fields"),
+        (HEADER, r"test adds nothing: no usable curve \(it has no rows\)"),
+        (
+            file_of(("a", "A100", "x", [(400.0, 400.0, 1.0), (300.0, -1.0, 0.9)])),
+            r"^test adds nothing: no usable curve \(a, line 3: .*'-1.0'",
+        ),
+        (file_of(("a", "A100", "x", SOFT)).replace("0.9", "fast"), r"test .*\(a, line 3: .*fast"),
+        (file_of(("a", "A100", "x", SOFT)) + "\na,A100", r"test .*\(a, line 6: 2 fields"),
     ],
 )
 def test_files_that_cannot_be_used(text: str, says: str) -> None:

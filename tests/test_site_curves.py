@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,29 @@ def test_config_check_says_which_curves_do_not_count(tmp_path: Path) -> None:
     config_file.write_text(text(path, tmp_path))
     answer = CliRunner().invoke(root, ["--config", str(config_file), "config", "check"])
     assert answer.exit_code == 0, answer.output
-    assert "curve short does not count" in answer.output
+    assert answer.stderr == ""
+    assert answer.stdout.splitlines()[0] == (
+        f"{path}: 1 of 2 curves joins the library (own, B300). short does not: "
+        "1 cap lowered the draw by more than 1 %, 3 are needed: measure lower caps."
+    )
+    assert "fine." in answer.stdout
+    told = CliRunner().invoke(root, ["--config", str(config_file), "config", "check", "--json"])
+    assert json.loads(told.stdout)["controller"]["curves"] == str(path)
+    assert "1 of 2 curves joins" in told.stderr
+
+
+def test_config_check_names_each_of_several_curves_that_do_not_join(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    shallow = "".join(f"flat,B300,mine,{cap},{cap},{cap / 1200}\n" for cap in (1200, 1150, 1100, 1000))
+    path.write_text(OWN + OWN.split("\n", 1)[1].replace("own", "two") + shallow + "bad,B300,mine,1200,x,1\n")
+    config_file = tmp_path / "c.toml"
+    config_file.write_text(text(path, tmp_path))
+    answer = CliRunner().invoke(root, ["--config", str(config_file), "config", "check"])
+    assert answer.stdout.splitlines()[:3] == [
+        f"{path}: 2 of 4 curves join the library (own, B300; two, B300).",
+        "  bad does not: line 14: power_w_per_gpu 'x' is no number above zero.",
+        "  flat does not: its deepest reduction is 16 %, 20 % is needed: measure lower caps.",
+    ]
 
 
 def test_a_relative_path_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Final
+
 import click
 import msgspec
 
@@ -9,6 +12,8 @@ from ..bus.control import WRONG_USE
 from ..config import Config
 from ..controller.nodes import ConfigNodesError, declared_nodes
 from .common import fail, given_path, print_json, site_config
+
+_MOST_NAMED: Final = 5
 
 
 @click.group()
@@ -27,7 +32,7 @@ def check(context: click.Context, as_json: bool) -> None:
     except ConfigNodesError as error:
         fail(f"{given_path(context)}: {error}", WRONG_USE)
     if read.controller.curves is not None:
-        _check_curves(read, context)
+        _check_curves(read, context, to_stderr=as_json)
     if as_json:
         print_json(msgspec.to_builtins(read))
         return
@@ -38,14 +43,26 @@ def check(context: click.Context, as_json: bool) -> None:
     )
 
 
-def _check_curves(read: Config, context: click.Context) -> None:
-    """The site's own curves as the controller would read them; says what of them is of no use."""
+def _check_curves(read: Config, context: click.Context, *, to_stderr: bool) -> None:
+    """Say what of the site's own curves joins the library as the controller would read it, and what does not."""
     from ..controller.science import site_library
-    from ..elasticity.library import LibraryError
+    from ..elasticity.library import Library, LibraryError
 
     try:
         library = site_library(read)
     except LibraryError as error:
         fail(f"{given_path(context)}: controller.curves: {error}", WRONG_USE)
-    for curve_id, reason in library.left_out:
-        click.echo(f"slurm-pfi: curve {curve_id} does not count: {reason}", err=True)
+    shipped = Library.load_default()
+    joined = library.curves[len(shipped.curves) :]
+    left_out = library.left_out[len(shipped.left_out) :]
+    named = [f"{curve.curve_id}, {curve.gpu_model}" for curve in joined[:_MOST_NAMED]]
+    if len(joined) > _MOST_NAMED:
+        named.append(f"{len(joined) - _MOST_NAMED} more")
+    count = len(joined) + len(left_out)
+    text = (
+        f"{Path(read.controller.curves or '')}: {len(joined)} of {count} curve{'' if count == 1 else 's'} "
+        f"{'joins' if len(joined) == 1 else 'join'} the library ({'; '.join(named)})."
+    )
+    lost = [f"{curve_id or 'a row without a name'} does not: {reason}." for curve_id, reason in left_out]
+    # One goes on the same line, several are read better below it.
+    click.echo(" ".join([text, *lost]) if len(lost) == 1 else "\n  ".join([text, *lost]), err=to_stderr)

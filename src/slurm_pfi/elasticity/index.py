@@ -86,10 +86,14 @@ def pfi(
     reduction, loss = _reduction_and_loss(sweep.power_w, sweep.throughput)
     used = loss != 0 if all_points else loss >= SMALLEST_LOSS
     if not used.any():
-        least = "" if all_points else f" of {SMALLEST_LOSS:.0%} or more"
-        raise CurveError(f"no capped point lost throughput{least}: the PFI is not defined")
+        least = "" if all_points else f" of {100 * SMALLEST_LOSS:.0f} % or more"
+        raise CurveError(
+            f"no capped point lost throughput{least}: the PFI is not defined: measure lower caps"
+        )
     if not (reduction[used] > 0).any():
-        raise CurveError("no cap that lost throughput lowered the draw: the PFI is not defined")
+        raise CurveError(
+            "no cap that lost throughput lowered the draw: the PFI is not defined: measure lower caps"
+        )
     low, high = _interval(
         sweep, used, np.random.default_rng(seed), samples, power_cov=power_cov, throughput_cov=throughput_cov
     )
@@ -134,7 +138,8 @@ def pfi_on_grid(
     deepest = float(curve.reduction[-1])
     if not extrapolate and reduction[-1] > deepest + 1e-6:
         raise CurveError(
-            f"a cap of {cap_w[-1]:g} W is a reduction of {reduction[-1]:.1%}, the curve was measured to {deepest:.1%}"
+            f"a cap of {cap_w[-1]:g} W is a reduction of {100 * reduction[-1]:.1f} %, "
+            f"the curve was measured to {100 * deepest:.1f} %"
         )
     return pfi(
         cap_w,

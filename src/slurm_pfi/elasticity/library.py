@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -10,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from .curve import CurveError, ElasticityCurve, FloatArray, Repairs
-from .curvefile import Basis, CurveFileError, FileCurve, read_curves
+from .curvefile import Basis, CurveFileError, FileCurve, Skipped, read_curves
 from .index import Pfi
 from .names import family_key, gpu_key, same_gpu
 from .prior_quantile import default_index, mean_curve, quantile_curve
@@ -80,16 +81,15 @@ class Library:
         except CurveFileError as error:
             raise LibraryError(str(error)) from error
         curves: list[LibraryCurve] = []
-        left_out = [(one.curve_id, str(one)) for one in file.skipped]
+        left_out = [(one.curve_id, _where(one)) for one in file.skipped]
         for entry in file.curves:
-            made = _library_curve(entry)
+            made = library_curve(entry)
             if isinstance(made, str):
                 left_out.append((entry.curve_id, made))
             else:
                 curves.append(made)
         if not curves:
-            why = f": {left_out[0][0]}: {left_out[0][1]}" if left_out else ""
-            raise LibraryError(f"{origin}: a library needs at least one usable curve{why}")
+            raise LibraryError(f"{origin} adds nothing: no usable curve ({_first(left_out)})")
         return cls(curves, left_out)
 
     def extended(self, text: str, *, origin: str) -> Library:
@@ -203,14 +203,14 @@ def greatest_reduction(
     return library.quantile(quantile).greatest_reduction(max_loss)
 
 
-def _library_curve(entry: FileCurve) -> LibraryCurve | str:
-    """The curve, or why it is not usable."""
+def library_curve(entry: FileCurve) -> LibraryCurve | str:
+    """The curve as a library holds it, or why it is not usable and what to do."""
     if not entry.draw_measured:
-        return "; ".join(entry.doubts)
+        return f"{'; '.join(entry.doubts)}: measure the draw at each cap"
     try:
         curve, repairs = entry.curve()
     except CurveError as error:
-        return str(error)
+        return f"{error}: measure lower caps"
     reason = _not_usable(curve)
     if reason:
         return reason
@@ -231,12 +231,33 @@ def _library_curve(entry: FileCurve) -> LibraryCurve | str:
 def _not_usable(curve: ElasticityCurve) -> str:
     points = int((curve.reduction > MIN_POINT_REDUCTION).sum())
     if points < MIN_POINTS:
+        caps = {0: "no cap", 1: "1 cap"}.get(points, f"{points} caps")
         return (
-            f"{points} caps lowered the draw by more than {MIN_POINT_REDUCTION:.0%}, {MIN_POINTS} are needed"
+            f"{caps} lowered the draw by more than {100 * MIN_POINT_REDUCTION:.0f} %, "
+            f"{MIN_POINTS} are needed: measure lower caps"
         )
-    if curve.reduction[-1] < MIN_DEEPEST_REDUCTION:
-        return f"its deepest reduction is {curve.reduction[-1]:.0%}, {MIN_DEEPEST_REDUCTION:.0%} is needed"
+    deepest = float(curve.reduction[-1])
+    if deepest < MIN_DEEPEST_REDUCTION:
+        # Rounded down, so that a figure just below does not read as the one that is needed.
+        return (
+            f"its deepest reduction is {math.floor(100 * deepest)} %, {100 * MIN_DEEPEST_REDUCTION:.0f} % is needed: "
+            "measure lower caps"
+        )
     return ""
+
+
+def _where(one: Skipped) -> str:
+    return f"line {one.line}: {one.reason}" if one.line else one.reason
+
+
+def _first(left_out: Sequence[tuple[str, str]]) -> str:
+    """The first curve that a file does not give, and how many more."""
+    if not left_out:
+        return "it has no rows"
+    curve_id, reason = left_out[0]
+    mark = ", " if reason.startswith("line ") else ": "
+    more = f"; {len(left_out) - 1} more: see 'slurm-pfi pfi FILE'" if len(left_out) > 1 else ""
+    return f"{curve_id or '(without a name)'}{mark}{reason}{more}"
 
 
 def _shipped(name: str) -> str:
