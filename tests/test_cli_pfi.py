@@ -100,7 +100,10 @@ def test_a_bad_curve_is_named_and_the_others_printed(tmp_path: Path) -> None:
     says = "curve bad, line 7: power_w_per_gpu 'nan' is no number above zero"
     assert result.stderr == f"slurm-pfi: skipped {tmp_path / 'sweeps.csv'}: {says}\n"
     shown = run(tmp_path, rows)
-    assert "flat: no capped point lost throughput" in shown.stdout
+    lost = (
+        "flat: no capped point lost throughput of 1 % or more: the PFI is not defined: measure lower caps\n"
+    )
+    assert lost in shown.stdout
     assert "sweeps.csv: curve bad, line 7: " in shown.stderr
 
 
@@ -113,7 +116,61 @@ def test_repairs_and_doubts_are_printed(tmp_path: Path) -> None:
     assert "other curves of A100 go to 400 W" in low["doubts"][0]
     shown = run(tmp_path, rows).stdout
     assert "1d" in shown
+    assert "REPAIRS counts points: d duplicates (of one cap, averaged).\n" in shown
     assert "low: its highest cap, 300 W" in shown
+
+
+LONG = "NVIDIA H100 80GB HBM3"
+USABLE = "".join(f"usable,{LONG},{cap},{cap},{cap / 100 - 0.5}\n" for cap in (700, 600, 500, 400))
+
+
+def test_each_curve_says_whether_it_would_join_the_library(tmp_path: Path) -> None:
+    taken = "".join(
+        f"a100_ft_llama_8b_p3,A100,{cap},{cap},{cap / 100 - 0.5}\n" for cap in (400, 300, 200, 100)
+    )
+    data = json_of(run(tmp_path, USABLE + GOOD + taken, "--json"))
+    told = {entry["curve_id"]: (entry["library"], entry["library_reason"]) for entry in data["curves"]}
+    few = "2 caps lowered the draw by more than 1 %, 3 are needed: measure lower caps"
+    assert told["usable"] == (True, "")
+    assert told["good"] == (False, few)
+    assert told["a100_ft_llama_8b_p3"][0] is False
+    assert "curve of that curve_id" in told["a100_ft_llama_8b_p3"][1]
+    shown = run(tmp_path, USABLE + GOOD).stdout
+    lines = shown.splitlines()
+    assert "LIBRARY" in lines[0]
+    assert " yes " in lines[1]
+    assert " no " in lines[2]
+    assert f"not in the library: good: {few}\n" in shown
+    assert "PFI 1: as much throughput lost as power saved, in shares; 2: half as much; higher" in shown
+    assert "REPAIRS" not in shown
+
+
+def test_weak_values_are_marked(tmp_path: Path) -> None:
+    rows = "weak,A100,400,400,2.0\nweak,A100,350,350,1.999\nweak,A100,300,300,1.8\n"
+    shown = run(tmp_path, rows).stdout
+    assert "2.50*" in shown
+    assert "weak: its PFI rests on one point (*)" in shown
+    assert "crosses 0" not in shown
+    everything = run(tmp_path, rows, "--all-points").stdout
+    assert "weak: its interval crosses 0: a point without measurable loss is in it\n" in everything
+    assert "IF <1 % OUT: how the PFI changes if points under 1 % of loss are left out" in everything
+    assert "*" not in everything
+
+
+def test_only_small_losses_point_to_the_option(tmp_path: Path) -> None:
+    rows = "small,A100,400,400,2.0\nsmall,A100,350,350,1.999\n"
+    assert "measure lower caps, or use --all-points" in run(tmp_path, rows).stderr
+
+
+def test_on_80_columns_gpu_names_stay_whole_and_other_columns_go(tmp_path: Path) -> None:
+    long = USABLE.replace("usable", "a_name_of_a_job_that_is_rather_long")
+    (tmp_path / "sweeps.csv").write_text(f"{HEADER}\n{long}", encoding="utf-8")
+    for options in ([], ["--all-points"]):
+        call = [str(tmp_path / "sweeps.csv"), *options]
+        shown = CliRunner().invoke(pfi, call, env={"COLUMNS": "80"}).stdout.splitlines()
+        assert f" {LONG} " in shown[1]
+        assert max(len(line) for line in shown[:2]) <= 80
+        assert any(line.startswith("not shown on 80 columns: CAPS (W)") for line in shown)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,20 +14,27 @@ from ..elasticity.curve import CurveError
 from ..elasticity.curvefile import CurveFile, CurveFileError, FileCurve, Skipped, load_curves
 from ..elasticity.index import Pfi
 from ..elasticity.index import pfi as index_of
+from ..elasticity.library import Library, library_curve
 from .common import console, fail, print_json
-from .tables import Column, show_table
+from .tables import Column, fit, show_table
 
 SAMPLES: Final = 10_000
+_MOST_NAMED: Final = 3
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve with its PFI, or why it has none. ``deviation``: without the points under 1 % minus with all points."""
+    """A curve with its PFI, or why it has none.
+
+    ``deviation``: without the points under 1 % minus with all points. ``library_reason``: why the curve would not
+    join the library, empty where it would.
+    """
 
     curve: FileCurve
     value: Pfi | None
     reason: str
     deviation: float | None
+    library_reason: str
 
 
 @click.command("pfi")
@@ -43,14 +50,28 @@ def pfi(curves: Path, all_points: bool, as_json: bool) -> None:
     """Print the Power Flexibility Index of each curve in CURVES.
 
     CURVES is CSV text with the columns curve_id, gpu, cap_w, power_w_per_gpu (as measured, not the cap) and
-    throughput (any unit), one row for each cap of each curve; the highest cap is the uncapped point. Other columns
-    are optional or ignored. Values of different caps or GPU models are not comparable.
+    throughput (any unit), one row for each cap of each curve; the highest cap is the uncapped point. Values of
+    different caps or GPU models are not comparable.
+
+    \b
+    Optional columns that matter:
+      family         jobs of one model architecture, such as llama; guessed from
+                     workload and curve_id without it
+      workload       what ran
+      default_cap_w  the GPU's default limit (tdp_w means the same); without it
+                     the highest cap is taken for it
+      power_basis    what the draw is; text that does not begin with "measured"
+                     says that nobody measured it
+    Also task, source, licence, basis (measured or model); others are ignored.
+
+    LIBRARY says whether a curve would join the library if controller.curves in the config named this file.
 
     A curve with bad rows is skipped and named on stderr. Exit codes: 0 done, 1 no curve has a value, 2 the file
     cannot be read.
     """
     file = read_file(curves)
-    lines = [_line(curve, all_points=all_points) for curve in file.curves]
+    shipped = {curve.curve_id for curve in Library.load_default().curves}
+    lines = [_line(curve, shipped, all_points=all_points) for curve in file.curves]
     if as_json:
         data = {
             "curves": [_as_json(line) for line in lines],
@@ -83,12 +104,29 @@ def skipped_json(origin: str, skipped: Iterable[Skipped]) -> list[dict[str, Any]
     return [{"file": origin, **asdict(one)} for one in skipped]
 
 
-def _line(curve: FileCurve, *, all_points: bool) -> Line:
+def _line(curve: FileCurve, shipped: Collection[str], *, all_points: bool) -> Line:
+    joins = _library_reason(curve, shipped)
     try:
         value = index_of(*curve.points(), gpu_model=curve.gpu, all_points=all_points, samples=SAMPLES)
     except CurveError as error:
-        return Line(curve, None, str(error), None)
-    return Line(curve, value, "", _deviation(curve, value, all_points=all_points))
+        hint = "" if all_points or not _defined_on_all_points(curve) else ", or use --all-points"
+        return Line(curve, None, f"{error}{hint}", None, joins)
+    return Line(curve, value, "", _deviation(curve, value, all_points=all_points), joins)
+
+
+def _library_reason(curve: FileCurve, shipped: Collection[str]) -> str:
+    if curve.curve_id in shipped:
+        return "the library has a curve of that curve_id and refuses the whole file: give it another"
+    made = library_curve(curve)
+    return made if isinstance(made, str) else ""
+
+
+def _defined_on_all_points(curve: FileCurve) -> bool:
+    try:
+        index_of(*curve.points(), gpu_model=curve.gpu, all_points=True, samples=1)
+    except CurveError:
+        return False
+    return True
 
 
 def _deviation(curve: FileCurve, value: Pfi, *, all_points: bool) -> float | None:
@@ -119,23 +157,61 @@ def _as_json(line: Line) -> dict[str, Any]:
         "draw_measured": curve.draw_measured,
         "repairs": asdict(curve.repairs()),
         "doubts": list(curve.doubts),
+        "library": not line.library_reason,
+        "library_reason": line.library_reason,
     }
 
 
 def _show(lines: list[Line], *, all_points: bool) -> None:
     out = console()
-    show_table(out, [*_COLUMNS[:3], _DEVIATION, *_COLUMNS[3:]] if all_points else _COLUMNS, lines)
+    columns = [*_COLUMNS[:3], _DEVIATION, *_COLUMNS[3:]] if all_points else list(_COLUMNS)
+    if not any(_repairs(line) for line in lines):
+        columns.remove(_REPAIRS)
+    _, hidden = fit(columns, lines, out.width)
+    show_table(out, columns, lines)
+    for note in _legend(lines, {column.heading for column in columns} - set(hidden)):
+        out.print(note, style="dim")
+    for name, note in _notes(lines, all_points=all_points):
+        out.print(f"{name}: {note}", markup=False, style="yellow", soft_wrap=True)
+    reasons: dict[str, list[str]] = {}
     for line in lines:
-        for note in (*line.curve.doubts, *((line.reason,) if line.reason else ())):
-            out.print(f"{line.curve.curve_id}: {note}", markup=False, style="yellow", soft_wrap=True)
-    if any(line.curve.repairs().total for line in lines):
-        out.print(
-            "REPAIRS counts points: s sorted, d of one cap averaged, n drew no less than uncapped, "
-            "z faster than uncapped, r less loss than at a smaller reduction. s and d change what Eq. 1 is given, "
-            "the others only the curve made of it.",
-            style="dim",
-            soft_wrap=True,
+        if line.library_reason:
+            reasons.setdefault(line.library_reason, []).append(line.curve.curve_id)
+    for reason, names in reasons.items():
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        told = f"not in the library: {', '.join(names[:_MOST_NAMED])}{more}: {reason}"
+        out.print(told, markup=False, style="yellow", soft_wrap=True)
+
+
+def _legend(lines: list[Line], headings: Collection[str]) -> list[str]:
+    """What the columns shown mean, of the marks only those that occur."""
+    told = [
+        "PFI 1: as much throughput lost as power saved, in shares; 2: half as much; higher is more flexible."
+    ]
+    if _DEVIATION.heading in headings:
+        told.append(
+            f"{_DEVIATION.heading}: how the PFI changes if points under 1 % of loss are left out, "
+            "as without --all-points."
         )
+    seen = {name for line in lines for name, count in asdict(line.curve.repairs()).items() if count}
+    marks = [f"{letter} {name} ({what})" for name, letter, what in _MARKS if name in seen]
+    if marks and _REPAIRS.heading in headings:
+        told.append(f"REPAIRS counts points: {'; '.join(marks)}.")
+    return told
+
+
+def _notes(lines: list[Line], *, all_points: bool) -> Iterator[tuple[str, str]]:
+    """Curve and what a reader of its figures should know."""
+    weak = "without measurable loss" if all_points else "of hardly more loss than the noise"
+    for line in lines:
+        name, value = line.curve.curve_id, line.value
+        yield from ((name, doubt) for doubt in line.curve.doubts)
+        if line.reason:
+            yield name, line.reason
+        if value is not None and value.used == 1:
+            yield name, "its PFI rests on one point (*): measure more caps"
+        if value is not None and value.low <= 0 <= value.high:
+            yield name, f"its interval crosses 0: a point {weak} is in it"
 
 
 def _short_id(line: Line) -> str:
@@ -154,30 +230,41 @@ def _short_grid(line: Line) -> str:
     return f"{caps[-1]:g}..{caps[0]:g} ({caps.size})"
 
 
+_MARKS: Final = (
+    ("unsorted", "s", "not in the order of the caps, sorted"),
+    ("duplicates", "d", "of one cap, averaged"),
+    ("not_binding", "n", "drew no less than uncapped, left out of the curve"),
+    ("below_zero", "z", "faster than uncapped, loss 0 in the curve"),
+    ("raised", "r", "less loss than at a smaller reduction, raised in the curve"),
+)
+"""Kind of repair, its letter, what it means. The first two change what the PFI is made from, the others the curve."""
+
+
 def _repairs(line: Line) -> str:
-    made = line.curve.repairs()
-    counts = (
-        (made.unsorted, "s"),
-        (made.duplicates, "d"),
-        (made.not_binding, "n"),
-        (made.below_zero, "z"),
-        (made.raised, "r"),
-    )
-    return " ".join(f"{count}{letter}" for count, letter in counts if count)
+    made = asdict(line.curve.repairs())
+    return " ".join(f"{made[name]}{letter}" for name, letter, _ in _MARKS if made[name])
 
 
+def _value(line: Line) -> str:
+    if line.value is None:
+        return "-"
+    return f"{line.value.value:.2f}{'*' if line.value.used == 1 else ''}"
+
+
+_REPAIRS: Final = Column("REPAIRS", _repairs, drop=1)
 _COLUMNS: Final = (
     Column("CURVE", lambda line: line.curve.curve_id, short=_short_id, clip=12),
-    Column("GPU", lambda line: line.curve.gpu, clip=6, drop=2),
-    Column("PFI", lambda line: f"{line.value.value:.2f}" if line.value else "-", side="right"),
+    Column("GPU", lambda line: line.curve.gpu, drop=6),
+    Column("PFI", _value, side="right"),
     Column("95 %", lambda line: f"{line.value.low:.2f}..{line.value.high:.2f}" if line.value else "-"),
-    Column("USED", lambda line: str(line.value.used) if line.value else "0", side="right"),
-    Column("LEFT OUT", lambda line: str(line.value.left_out) if line.value else "-", side="right", drop=4),
-    Column("CAPS (W)", _grid, short=_short_grid, drop=3),
-    Column("REPAIRS", _repairs, drop=1),
+    Column("USED", lambda line: str(line.value.used) if line.value else "0", side="right", drop=5),
+    Column("LEFT OUT", lambda line: str(line.value.left_out) if line.value else "-", side="right", drop=3),
+    Column("LIBRARY", lambda line: "no" if line.library_reason else "yes", drop=4),
+    Column("CAPS (W)", _grid, short=_short_grid, drop=2),
+    _REPAIRS,
 )
 _DEVIATION: Final = Column(
-    "WITHOUT <1 %",
+    "IF <1 % OUT",
     lambda line: f"{line.deviation:+.2f}" if line.deviation is not None else "undefined",
     side="right",
 )
