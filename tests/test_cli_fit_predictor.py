@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from slurm_pfi.cli.fit_predictor import fit_predictor
+from slurm_pfi.cli.predictor_harm import CutHarm, FloorHarm, verdict
 from slurm_pfi.elasticity.index import pfi
 from slurm_pfi.elasticity.predictor import from_json
 from tests.test_elasticity_index import SIX_CAPS, figures, model_sweeps
@@ -86,9 +87,45 @@ def test_what_people_read(tmp_path: Path) -> None:
     result = run(tmp_path, sweeps(noise=0.2))
     assert result.exit_code == 0
     for text in ("PFI = ", "from 25 jobs on H200, caps 200/300/400/500/600/700 W", "each job left out",
-                 "each of 4 clusters left out", "SPEARMAN", "THROUGH PREDICTION", "Floors", "not written"):  # fmt: skip
+                 "each of 4 clusters left out", "SPEARMAN", "PREDICTED - MEASURED", "DRAM copy product",
+                 "Floors", "not written"):  # fmt: skip
         assert text in result.stdout, text
     assert result.stderr == ""
+    last = result.stdout.splitlines()[-1]
+    assert last.startswith(
+        "verdict: sharing by the predicted PFI loses more than equal at 20 % (12.0 against "
+    )
+    assert " of 75 (" in last
+    told = run(tmp_path, sweeps(noise=0.2), "--json", "--out", str(tmp_path / "c.json"))
+    assert json_of(told)["verdict"]["text"] == last.removeprefix("verdict: ")
+    written = run(tmp_path, sweeps(noise=0.2), "--out", str(tmp_path / "c.json")).stdout
+    assert "c.json; no part of slurm-pfi reads that file yet" in written
+
+
+def cuts(*, equal: float = 0.10, shortfall: bool = False) -> list[CutHarm]:
+    return [CutHarm(cut, equal, 0.08, 0.07, 0.06, shortfall) for cut in (0.2, 0.3)]
+
+
+@pytest.mark.parametrize(
+    ("made", "broken", "warned", "use", "says"),
+    [
+        (cuts(), 1, False, (True, True, True), "loses less than equal at 20 % (8.0 against 10.0 %)"),
+        (cuts(), 1, False, (True, True, True), "floors broken 1 of 20 (5 %) against 5 % allowed; so: use it"),
+        (cuts(), 2, False, (False, True, False), "so: use it to share cuts, do not use it for floors"),
+        (cuts(equal=0.07), 0, False, (False, False, True), "loses more than equal at 30 %"),
+        (cuts(equal=0.0801), 0, False, (False, False, True), "loses as much as equal at 30 %"),
+        ([*cuts()[:1], *cuts(equal=0.07)[1:]], 0, False, (False, False, True), "so: do not use it"),
+        (cuts(shortfall=True), 0, False, (False, False, True), "cannot be judged at 20 %"),
+        (cuts(), 0, True, (False, False, False), "the line has a warning; so: do not use it"),
+    ],
+)
+def test_the_verdict(
+    made: list[CutHarm], broken: int, warned: bool, use: tuple[bool, bool, bool], says: str
+) -> None:
+    told = verdict(made, [FloorHarm(0.1, 20, broken, 0.5, 0, 0.6)], warned=warned)
+    assert (told.use, told.sharing, told.floors) == use
+    assert says in told.text
+    assert told.text.endswith("so: use it") == told.use
 
 
 def test_a_line_that_falls_is_written_with_a_warning(tmp_path: Path) -> None:

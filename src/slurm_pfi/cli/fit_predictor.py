@@ -30,7 +30,7 @@ from ..elasticity.student import t_quantile
 from ..files import write_atomically
 from .common import console, fail, percent, print_json
 from .pfi import read_file, skipped_json, tell_skipped
-from .predictor_harm import CutHarm, FloorHarm, HarmJob, harm
+from .predictor_harm import CutHarm, FloorHarm, HarmJob, harm, verdict
 from .tables import Column, show_table
 
 COUNTERS: Final = ("dram_activity", "memory_copy_utilisation")
@@ -49,13 +49,19 @@ _MOST_GPUS: Final = 1_000_000
 def fit_predictor(sweeps: Path, out: Path | None, as_json: bool) -> None:
     """Fit the line from DRAM copy product to PFI on SWEEPS.
 
-    SWEEPS is a curve file (see 'slurm-pfi pfi --help') with two more columns, dram_activity and
-    memory_copy_utilisation, both 0..1, of which the values at the uncapped point are used. A column cluster groups
+    The DRAM copy product is DRAM activity x memory-copy utilisation, both 0..1, of the uncapped job; for example
+    DCGM's DRAM active ratio (DCGM_FI_PROF_DRAM_ACTIVE) and memory copy utilisation in % divided by 100
+    (DCGM_FI_DEV_MEM_COPY_UTIL).
+
+    SWEEPS is a curve file (see 'slurm-pfi pfi --help') with two more columns for it, dram_activity and
+    memory_copy_utilisation, of which the values at the uncapped point are used. A column cluster groups
     jobs that are alike (default: family and task); n_gpus is the job's GPUs (default 1). All jobs must have one GPU
     model and one grid of caps, and there must be four or more.
 
     Predictions are judged in-sample, with each job left out, and with each cluster left out, and by what their errors
-    would cost. Exit codes: 0 done, 1 no line can be fitted or written, 2 the file cannot be read.
+    would cost; the last line printed is a verdict. No part of slurm-pfi reads the file of --out yet.
+
+    Exit codes: 0 done, 1 no line can be fitted or written, 2 the file cannot be read.
     """
     file = read_file(sweeps, need=COUNTERS, keep=("cluster", "n_gpus"))
     jobs: list[HarmJob] = []
@@ -75,6 +81,7 @@ def fit_predictor(sweeps: Path, out: Path | None, as_json: bool) -> None:
     held_out = evaluation.by_job if evaluation.by_cluster is None else evaluation.by_cluster
     score = evaluation.leave_cluster_out or evaluation.leave_one_out
     cuts, floors = harm(jobs, held_out, t_quantile(0.5 + LEVEL / 2, calibration.n - 2) * score.rmse)
+    judged = verdict(cuts, floors, warned=bool(calibration.warnings))
     if out is not None:
         _write(out, calibration)
     if as_json:
@@ -86,15 +93,19 @@ def fit_predictor(sweeps: Path, out: Path | None, as_json: bool) -> None:
                     "cuts": [{**asdict(cut), "through_prediction": cut.through_prediction} for cut in cuts],
                     "floors": [asdict(floor) for floor in floors],
                 },
+                "verdict": asdict(judged),
                 "skipped": skipped_json(file.origin, skipped),
                 "out": None if out is None else str(out),
             }
         )
     else:
         _show(calibration, evaluation, cuts, floors)
-        click.echo(f"written to {out}" if out is not None else "not written: name a file with --out")
+        written = f"written to {out}; no part of slurm-pfi reads that file yet"
+        click.echo(written if out is not None else "not written: name a file with --out")
     for warning in calibration.warnings:
         click.echo(f"slurm-pfi: warning: {warning}", err=True)
+    if not as_json:
+        click.echo(f"verdict: {judged.text}")
 
 
 def _job(curve: FileCurve) -> HarmJob:
@@ -151,8 +162,9 @@ def _show(line: Calibration, evaluation: Evaluation, cuts: list[CutHarm], floors
     out = console()
     caps = "/".join(f"{cap:g}" for cap in line.grid_w)
     click.echo(
-        f"PFI = {line.intercept:.3f} + {line.slope:.3f} x (DRAM activity x memory-copy utilisation)\n"
-        f"from {line.n} jobs on {line.gpu_model}, caps {caps} W, feature {line.x_low:.3f}..{line.x_high:.3f}, "
+        f"PFI = {line.intercept:.3f} + {line.slope:.3f} x DRAM copy product\n"
+        "(DRAM activity x memory-copy utilisation, both 0..1, of the uncapped job)\n"
+        f"from {line.n} jobs on {line.gpu_model}, caps {caps} W, product {line.x_low:.3f}..{line.x_high:.3f}, "
         f"residual sd {line.residual_sd:.3f}\n"
     )
     scores: list[tuple[str, Score | None]] = [
@@ -190,7 +202,7 @@ _CUTS: Final = (
     Column("PREDICTED", lambda cut: percent(cut.predicted), side="right"),
     Column("MEASURED PFI", lambda cut: percent(cut.measured), side="right"),
     Column("ORACLE", lambda cut: percent(cut.oracle), side="right"),
-    Column("THROUGH PREDICTION", lambda cut: percent(cut.through_prediction, 2), side="right"),
+    Column("PREDICTED - MEASURED", lambda cut: percent(cut.through_prediction, 2), side="right"),
 )
 _FLOORS: Final = (
     Column("LOSS", lambda floor: percent(floor.limit, 0), side="right"),

@@ -68,6 +68,52 @@ class FloorHarm:
     used_by_measured: float
 
 
+ALLOWED_BROKEN: Final = 0.05
+"""Floors rest on the lower end of a 95 % interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a site should use its line: to share cuts, to promise floors. ``use`` is both, ``text`` says why."""
+
+    use: bool
+    sharing: bool
+    floors: bool
+    text: str
+
+
+def verdict(cuts: Sequence[CutHarm], floors: Sequence[FloorHarm], *, warned: bool) -> Verdict:
+    """The line is of use for sharing where it loses less than equal cuts at every cut that the caps reach.
+
+    Differences that a tenth of a per cent does not show count as none. A line with a warning (``warned``) is of no use.
+    """
+    told, gains = [], []
+    for cut in cuts:
+        if cut.shortfall:
+            told.append(f"cannot be judged at {100 * cut.cut:.0f} % (the lowest caps do not reach it)")
+            continue
+        predicted, plain = round(cut.predicted, 3), round(cut.equal, 3)
+        gains.append(predicted < plain)
+        word = "less than" if predicted < plain else "more than" if predicted > plain else "as much as"
+        figures = f"{100 * predicted:.1f} against {100 * plain:.1f} %"
+        told.append(f"loses {word} equal at {100 * cut.cut:.0f} % ({figures})")
+    broken, promised = sum(floor.broken_by_predicted for floor in floors), sum(floor.jobs for floor in floors)
+    sharing = bool(gains) and all(gains) and not warned
+    kept = promised > 0 and broken <= ALLOWED_BROKEN * promised and not warned
+    if sharing and kept:
+        so = "use it"
+    elif sharing:
+        so = "use it to share cuts, do not use it for floors"
+    else:
+        so = "do not use it"
+    share = f" ({100 * broken / promised:.0f} %)" if promised else ""
+    text = (
+        f"sharing by the predicted PFI {', '.join(told)}; floors broken {broken} of {promised}{share} against "
+        f"{100 * ALLOWED_BROKEN:.0f} % allowed{'; the line has a warning' if warned else ''}; so: {so}"
+    )
+    return Verdict(sharing and kept, sharing, kept, text)
+
+
 def harm(
     jobs: Sequence[HarmJob], predicted: FloatArray, half_width: float
 ) -> tuple[list[CutHarm], list[FloorHarm]]:
