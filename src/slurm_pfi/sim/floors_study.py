@@ -47,8 +47,8 @@ class Row:
     """Promises of one GPU model under one limit after some measurements. Families of workloads count alike.
 
     ``broken``: share of promises that were; ``upper95``: its one-sided 95 % bound when families are drawn anew, None
-    with a single one; ``upper95_jobs``: the exact bound if jobs were drawn one by one, which few jobs keep wide; ``used``:
-    share of the true greatest reduction that was given; ``worst_family`` and the share that it broke.
+    with a single one; ``upper95_jobs``: the exact bound if jobs were drawn one by one, which few jobs keep wide;
+    ``used``: share of the true greatest reduction that was given; ``worst_family`` and the share that it broke.
     """
 
     gpu: str

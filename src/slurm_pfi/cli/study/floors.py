@@ -212,8 +212,8 @@ def _verdict(by_gpu: Sequence[dict[str, Any]]) -> str:
         said = "kept on average, not proven: the bound lies above"
     return (
         f"worst average: {worst['gpu']} promised {percent(worst['worst_limit'], 0)}:"
-        f" {percent(worst['worst_limit_broken'])} broken (allowed {percent(ALLOWED, 0)}), upper bound {_bound(upper)}: {said}; worst row:"
-        f" {percent(row['worst_row_broken'])} ({row['gpu']})"
+        f" {percent(worst['worst_limit_broken'])} broken (allowed {percent(ALLOWED, 0)}), upper bound"
+        f" {_bound(upper)}: {said}; worst row: {percent(row['worst_row_broken'])} ({row['gpu']})"
     )
 
 
