@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from scipy.stats import beta
 
 from slurm_pfi.cli.study.curves import curves
+from slurm_pfi.cli.study.show import figure, signed
 from slurm_pfi.elasticity.curvefile import read_curves
 from slurm_pfi.elasticity.library import Library
 from slurm_pfi.elasticity.prior import Prior
@@ -297,6 +298,11 @@ def test_the_document_says_what_was_played(document: dict[str, Any]) -> None:
     assert document["not_judged"] == document["skipped"] == document["library"]["lacking"] == []
 
 
+def _words(done: Result) -> str:
+    """What was printed, wherever its lines end."""
+    return " ".join(done.stdout.split())
+
+
 def _file(path: Path, curves_: Sequence[tuple[str, str, Sequence[float]]]) -> Path:
     lines = ["curve_id,gpu,family,cap_w,power_w_per_gpu,throughput"]
     for curve_id, gpu, rates in curves_:
@@ -317,17 +323,19 @@ def test_runs_that_are_all_alike_have_no_gap_and_what_is_odd_is_told(tmp_path: P
     done = command(_file(tmp_path / "c.csv", [*alike, *odd]), "--reductions", "20,70")
     assert done.exit_code == 0, done.output
     for text in (
-        "no gap",
-        "infeasible, short by up to 10.0 % of the draw",
+        "no gap: equal and oracle differ by less than 0.2 % of throughput",
+        "infeasible: 70 % on 2 of 2 sites; the runs of the site with the least can give 60.0 % of its draw",
+        "0 of 2",
         "2 sites of 8 runs, seed 20261103",
         "reported, not judged: 1",
         "lone: 1 of 5 curves",
         "skipped: 1",
         "bad: throughput '0.0'",
+        "intervals from 2 sites mean little",
         "of 4 applied plans, all of rounds 0..1, below equal",
         "pool their measurements",
     ):
-        assert text in done.stdout
+        assert text in _words(done)
     assert done.stderr == ""
 
 
@@ -336,10 +344,69 @@ def test_a_library_of_ones_own_that_leaves_nothing_is_told(tmp_path: Path) -> No
     path = _file(tmp_path / "c.csv", sweeps)
     own = command(path, "--library", str(path), "--reductions", "20", "--no-names")
     assert own.exit_code == 0, own.output
-    assert "no library is left for 6 of the curves (c0, c1" in own.stdout
-    assert "not recognised (--no-names)" in own.stdout
+    assert "no library is left for 6 of the 6 curves (c0, c1" in _words(own)
+    assert "try --leave-out none, or --library with curves of other GPU models" in _words(own)
+    assert "not recognised (--no-names)" in _words(own)
     kept = command(path, "--library", str(path), "--reductions", "20", "--leave-out", "none", "--json")
     assert json.loads(kept.stdout)["library"]["lacking"] == []
+
+
+def _narrow(path: Path | str, *options: str) -> str:
+    done = CliRunner(env={"COLUMNS": "80"}).invoke(
+        curves, [str(path), "--sets", "2", "--runs", "8", "--rounds", "0,1", "--workers", "1", *options]
+    )
+    assert done.exit_code == 0, done.output
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    return _words(done)
+
+
+def test_on_80_columns_it_says_how_to_read_it_and_what_is_not_shown() -> None:
+    printed = _narrow(str(SHIPPED), "--reductions", "10,20,30,40")
+    for text in (
+        "gap: what equal loses more than an oracle that knows every curve",
+        "every run counts the same",
+        "after n plans whose losses were measured",
+        "not the best kept",
+        "assumed: every job's PFI is known beforehand with an error of sd 0.3 (few sites have that)",
+        "+ is less lost than equal",
+        "ORACLE WORST SITES",
+        "intervals not shown on 80 columns (--json has all)",
+        "not_binding 7: the cap did not lower the draw; left out",
+    ):
+        assert text in printed
+    assert "-0.00" not in printed and "families of" not in printed
+    assert "intervals not shown" not in _narrow(str(SHIPPED), "--reductions", "10")
+
+
+def test_families_that_only_names_tell_are_counted(tmp_path: Path) -> None:
+    sweeps = [(f"bert{place}", "B200", LIKE) for place in range(6)]
+    path = _file(tmp_path / "c.csv", sweeps)
+    assert "from names" not in _narrow(path, "--reductions", "20")
+    lines = path.read_text(encoding="utf-8").replace(",fam5,", ",,")
+    path.write_text(lines, encoding="utf-8")
+    assert "families of 1 curves are guessed from names" in _narrow(path, "--reductions", "20")
+    path.write_text(lines.replace(",family,", ",other,"), encoding="utf-8")
+    assert "families of 6 curves are guessed from names" in _narrow(path, "--reductions", "20")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.8249, "+0.82"),
+        (-0.004, "-0.004"),
+        (-3e-5, "-0.00003"),
+        (-1e-9, "0"),
+        (-0.0, "0"),
+        (-12.0, "-12.00"),
+    ],
+)
+def test_a_loss_is_never_shown_as_zero_with_a_sign(value: float, text: str) -> None:
+    assert signed(value) == text
+
+
+def test_shares_that_round_to_zero_have_no_sign() -> None:
+    assert [figure(one) for one in (-0.4, 0.4, -0.6)] == ["0", "0", "-1"]
+    assert figure(-0.001, 2) == "0.00"
 
 
 def test_a_figure_is_written_with_both_plans_of_marginal(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from ...sim.workers import usable_cores
 from ..common import fail, print_json
 from . import figure
 from .curves_print import print_study
-from .files import library_of, population_of
+from .files import guessed_families, library_of, population_of
 
 DEFAULT_SEED: Final = 20261103
 DEFAULT_SETS: Final = 40
@@ -107,7 +107,11 @@ def _numbers(
     help="of T_max, drawn once a run",
 )
 @click.option(
-    "--pfi-sd", default=0.3, show_default=True, type=click.FloatRange(0, 100), help="error of the PFI told"
+    "--pfi-sd",
+    default=0.3,
+    show_default=True,
+    type=click.FloatRange(0, 100),
+    help="error of the PFI that is known of a job beforehand; large: as good as unknown",
 )
 @click.option(
     "--noise",
@@ -246,6 +250,7 @@ def _document(
             "fixed": sum(one.fixed for one in members),
             "gpu_models": _count(one.gpu_model for one in members),
             "families": _count(one.family for one in members),
+            "families_guessed": guessed_families(file, members),
             "repairs": gathered.repairs,
             "doubts": [{"curve_id": curve_id, "doubt": doubt} for curve_id, doubt in gathered.doubts],
         },

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Console
 
 from ...sim.curves_study import Outcome, Row, Tally
+from ...sim.gap import NO_GAP
 from ..common import console, percent
 from ..tables import Column, show_table
+from .show import figure, show_with_intervals, signed
 
 _NAMED: Final = 5
 """Curves left out that are named one by one; --json has all."""
+_ENOUGH_SITES: Final = 10
+"""With fewer, an interval over sites is hardly one."""
 
 
 def print_study(outcomes: Mapping[str, Outcome], document: Mapping[str, Any]) -> None:
-    """Conditions, tables and counts, then what was not judged."""
+    """Conditions, how to read it, tables and counts, then what was not judged."""
     out = console()
-    for line in _head(document):
+    for line in [*_head(document), *_lacking(document), *_how_to_read(document["conditions"]["objective"])]:
         out.print(line, markup=False)
-    lacking = document["library"]["lacking"]
-    if lacking:
-        out.print(
-            f"no library is left for {len(lacking)} of the curves ({', '.join(lacking[:_NAMED])}"
-            f"{', ...' if len(lacking) > _NAMED else ''}): they are cut"
-            " equally until they were measured, and then no deeper than that",
-            markup=False,
-        )
     for name, outcome in outcomes.items():
         out.print()
         if name:
@@ -43,18 +40,54 @@ def _head(document: Mapping[str, Any]) -> list[str]:
     fixed = population["fixed"]
     unbound = f"; {fixed} that no cap binds are not cut" if fixed else ""
     names = "pool their measurements" if conditions["names"] else "are not recognised (--no-names)"
-    return [
+    lines = [
         f"population: {population['curves']} measured curves of {population['file']}:"
         f" {_counts(population['gpu_models'])}; families drawn alike: {_counts(population['families'])}{unbound}",
         f"library: {library['origin']}, {library['curves']} curves of {', '.join(library['gpu_models'])}; left out for"
         f" each run: {_LEFT_OUT[conditions['leave_out']]}",
         f"{conditions['sets']} sites of {conditions['runs']} runs, seed {document['seed']}, objective"
-        f" {conditions['objective']}; PFI told +-{conditions['pfi_sd']:g}, noise {percent(conditions['noise'])},"
-        f" baseline error {percent(conditions['baseline_error'])}; runs of one job name {names}",
+        f" {conditions['objective']}",
+        f"assumed: every job's PFI is known beforehand with an error of sd {conditions['pfi_sd']:g} (few sites have"
+        f" that); measured throughput has noise {percent(conditions['noise'])}, the uncapped one an error of"
+        f" {percent(conditions['baseline_error'])}; runs of one job name {names}",
     ]
+    if population["families_guessed"]:
+        lines.insert(
+            1,
+            f"families of {population['families_guessed']} curves are guessed from names, as the file does not say them"
+            " (column family)",
+        )
+    return lines
 
 
 _LEFT_OUT: Final = {"gpu": "its own GPU model", "family": "its own family", "none": "nothing"}
+_OTHERS: Final = {"gpu": "of other GPU models", "family": "of other families", "none": "that can be used"}
+_COUNTS_AS: Final = {
+    "progress": "objective progress: every run counts the same, whatever its GPU and its rate",
+    "tokens": "objective tokens: a run counts by its uncapped throughput",
+}
+
+
+def _how_to_read(objective: str) -> list[str]:
+    return [
+        "gap: what equal loses more than an oracle that knows every curve; a policy that closes 0 % of it is equal,"
+        " 100 % the oracle, below 0 worse than equal",
+        "first plan: nothing was measured yet; round n: after n plans whose losses were measured; plans count as they"
+        " were applied, not the best kept",
+        _COUNTS_AS[objective],
+    ]
+
+
+def _lacking(document: Mapping[str, Any]) -> list[str]:
+    lacking, leave_out = document["library"]["lacking"], document["conditions"]["leave_out"]
+    if not lacking:
+        return []
+    instead = "" if leave_out == "none" else "--leave-out none, or "
+    return [
+        f"no library is left for {len(lacking)} of the {document['population']['curves']} curves"
+        f" ({', '.join(lacking[:_NAMED])}{', ...' if len(lacking) > _NAMED else ''}): they are cut equally until they"
+        f" were measured, and then no deeper than that; try {instead}--library with curves {_OTHERS[leave_out]}"
+    ]
 
 
 def _counts(counts: Mapping[str, int]) -> str:
@@ -62,18 +95,42 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def _outcome(out: Console, outcome: Outcome) -> None:
-    reductions = outcome.study.reductions
-    out.print("share of the gap from equal to oracle that is closed, in %, with its 95 % interval over sites")
-    entries = [entry for entry in _by_policy(outcome.rows) if _policy(entry) not in ("equal", "oracle")]
-    show_table(out, [_POLICY, *(_closed_column(share) for share in reductions)], entries)
+    rows, reductions = outcome.rows, outcome.study.reductions
+    out.print("share of the gap that is closed at each cut of power, in %, with its 95 % interval over sites")
+    entries = [entry for entry in _by_policy(rows) if _policy(entry) not in ("equal", "oracle")]
+    show_with_intervals(out, [_POLICY, *(_closed_column(share) for share in reductions)], entries)
+    if any(row.sets and row.gap_closed is None for row in rows):
+        out.print(f"no gap: equal and oracle differ by less than {percent(NO_GAP)} of throughput")
+    fewest = min((row.sets for row in rows if row.sets), default=_ENOUGH_SITES)
+    if fewest < _ENOUGH_SITES:
+        out.print(
+            "one site alone has no interval (more: --sets)"
+            if fewest == 1
+            else f"intervals from {fewest} sites mean little (more: --sets)"
+        )
     out.print(
-        "throughput, in %: the gap, what each policy loses, and the worst of marginal's plans shown against equal"
+        "throughput lost, in %: the gap, each policy (FIRST PLAN, ROUND: of marginal); WORST: of marginal's plans"
+        " shown, against equal, + is less lost than equal"
     )
-    show_table(
-        out, _cost_columns(max(row.round for row in outcome.rows)), [_at(outcome.rows, x) for x in reductions]
-    )
-    for line in _tally(outcome.tally, outcome.study.last_round):
+    show_table(out, _cost_columns(max(row.round for row in rows)), [_at(rows, x) for x in reductions])
+    for line in [*_infeasible(rows), *_tally(outcome.tally, outcome.study.last_round)]:
         out.print(line, markup=False)
+
+
+def _infeasible(rows: Sequence[Row]) -> list[str]:
+    """Which cuts sites could not give, and up to where all of them can."""
+    short = {row.reduction: row for row in rows if row.infeasible}
+    if not short:
+        return []
+    # Rounded down, so that what is named can be given. The sites are the same at every reduction.
+    most = math.floor(1000 * min(row.reduction - row.shortfall for row in short.values())) / 10
+    where = ", ".join(
+        f"{100 * x:g} % on {row.infeasible} of {row.infeasible + row.sets} sites" for x, row in short.items()
+    )
+    return [
+        f"infeasible: {where}; the runs of the site with the least can give {most:.1f} % of its draw, each at its"
+        " lowest measured cap: try smaller --reductions"
+    ]
 
 
 def _by_policy(rows: Sequence[Row]) -> list[dict[float, Row]]:
@@ -109,7 +166,7 @@ def _closed_column(reduction: float) -> Column:
         short = _short(row)
         if row.gap_closed is None or row.ci_low is None or row.ci_high is None:
             return short
-        return f"{short} [{100 * row.ci_low:.0f}, {100 * row.ci_high:.0f}]"
+        return f"{short} [{figure(100 * row.ci_low)}, {figure(100 * row.ci_high)}]"
 
     return Column(f"{100 * reduction:g} %", cell, side="right", short=lambda entry: _short(entry[reduction]))
 
@@ -117,12 +174,14 @@ def _closed_column(reduction: float) -> Column:
 def _short(row: Row) -> str:
     if not row.sets:
         return "infeasible"
-    return "no gap" if row.gap_closed is None else f"{100 * row.gap_closed:.0f}"
+    return "no gap" if row.gap_closed is None else figure(100 * row.gap_closed)
 
 
 def _cost_columns(last: int) -> list[Column]:
     def lost(policy: str, number: int) -> Column:
-        heading = policy if policy != "marginal" else f"marginal, round {number}"
+        heading = policy
+        if policy == "marginal":
+            heading = f"round {number}" if number else "first plan"
         return Column(
             heading.upper(),
             lambda entry: _number(entry[policy, number].lost) if (policy, number) in entry else "-",
@@ -147,7 +206,7 @@ def _any(entry: Mapping[tuple[str, int], Row]) -> Row:
 
 
 def _number(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.2f}"
+    return "-" if share is None else figure(100 * share, 2)
 
 
 def _worst(entry: Mapping[tuple[str, int], Row]) -> str:
@@ -156,14 +215,12 @@ def _worst(entry: Mapping[tuple[str, int], Row]) -> str:
         for row in entry.values()
         if row.policy == "marginal" and row.worst_vs_equal is not None
     ]
-    return f"{100 * min(found):+.2f}" if found else "-"
+    return signed(100 * min(found)) if found else "-"
 
 
 def _sites(entry: Mapping[tuple[str, int], Row]) -> str:
     row = _any(entry)
-    if not row.infeasible:
-        return str(row.sets)
-    return f"{row.sets}; {row.infeasible} infeasible, short by up to {percent(row.shortfall)} of the draw"
+    return f"{row.sets} of {row.sets + row.infeasible}" if row.infeasible else str(row.sets)
 
 
 def _tally(found: Tally, last_round: int) -> list[str]:
@@ -172,16 +229,26 @@ def _tally(found: Tally, last_round: int) -> list[str]:
     return [
         f"marginal: {found.below_equal_plans} of {found.plans} applied plans, all of rounds 0..{last_round}, below"
         f" equal (rate {percent(found.below_equal_plans / found.plans, 2)}, upper 95 % bound"
-        f" {percent(found.below_equal_rate_upper95, 2)}), worst {100 * found.worst_vs_equal:+.2f} % of throughput",
+        f" {percent(found.below_equal_rate_upper95, 2)}), worst {signed(100 * found.worst_vs_equal)} % of throughput",
         f"by site, as plans of one site are related: {found.below_equal_sets} of {found.sets} had such a plan (upper"
         f" 95 % bound {percent(found.below_equal_sets_upper95)})",
     ]
 
 
+_REPAIRS: Final = {
+    "unsorted": "not in the order of the caps; sorted",
+    "duplicates": "of a cap that was there before; averaged",
+    "not_binding": "the cap did not lower the draw; left out",
+    "below_zero": "faster than without a cap; taken as no loss",
+    "raised": "lost less than a smaller cut; raised to its loss",
+}
+
+
 def _left_out(document: Mapping[str, Any]) -> list[str]:
     population = document["population"]
-    repaired = _counts({kind: number for kind, number in population["repairs"].items() if number})
-    lines = [f"repaired in the population's curves, points: {repaired or 'none'}"]
+    repaired = {kind: number for kind, number in population["repairs"].items() if number}
+    lines = [f"repaired in the population's curves, points:{'' if repaired else ' none'}"]
+    lines += [f"  {kind} {number}: {_REPAIRS[kind]}" for kind, number in repaired.items()]
     for key, title in (("not_judged", "reported, not judged"), ("skipped", "skipped")):
         entries = document[key]
         lines += [f"{title}: {len(entries)}"]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from ...bus.control import NO, WRONG_USE
-from ...elasticity.curvefile import CurveFile, CurveFileError, load_curves, load_text
+from ...elasticity.curvefile import CurveFile, CurveFileError, family_key, load_curves, load_text
 from ...elasticity.library import MEASURED_FILE, Library, LibraryError
 from ...sim.population import (
     FEWEST_CURVES,
     UNIT_COLUMN,
     Gathered,
+    Member,
     Objective,
     PopulationError,
     gather,
@@ -18,13 +21,15 @@ from ...sim.population import (
 )
 from ..common import fail
 
+FAMILY_COLUMN: Final = "family"
+
 
 def population_of(
     path: Path | None, objective: Objective, *, bound_only: bool = False
 ) -> tuple[CurveFile, Gathered]:
     """The file's curves, or all published ones; ends the command when it cannot be read or holds nothing to judge."""
     try:
-        file = published() if path is None else load_curves(path, keep=(UNIT_COLUMN,))
+        file = published() if path is None else load_curves(path, keep=(UNIT_COLUMN, FAMILY_COLUMN))
         gathered = gather(file, objective, bound_only=bound_only)
     except (CurveFileError, PopulationError) as error:
         fail(str(error), WRONG_USE)
@@ -48,3 +53,12 @@ def library_of(path: Path | None) -> tuple[str, Library]:
         return str(path), Library.from_csv(load_text(path), origin=str(path))
     except (CurveFileError, LibraryError) as error:
         fail(str(error), WRONG_USE)
+
+
+def guessed_families(file: CurveFile, members: Iterable[Member]) -> int:
+    """Members whose family the file does not say, so that it was taken from the names of workload or curve."""
+    wanted = {one.curve_id for one in members}
+    return sum(
+        one.curve_id in wanted and FAMILY_COLUMN in one.kept and not family_key(one.kept[FAMILY_COLUMN])
+        for one in file.curves
+    )
