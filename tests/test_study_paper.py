@@ -252,8 +252,10 @@ def test_jobs_of_one_name_pool_what_they_measured_and_only_then_plan_otherwise()
 # ---------------------------------------------------------------------------------------------- the command line
 
 
-def command(*options: str) -> Result:
-    return CliRunner().invoke(paper, ["--sets", "3", "--jobs", "20", "--workers", "1", *options])
+def command(*options: str, columns: str = "") -> Result:
+    return CliRunner(env={"COLUMNS": columns}).invoke(
+        paper, ["--sets", "3", "--jobs", "20", "--workers", "1", *options]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -343,8 +345,24 @@ def test_what_is_printed_of_the_learner_says_what_it_was_told(monkeypatch: pytes
         "marginal, first plan",
         "marginal, round 4",
         "of 20 applied plans lost more than equal",
+        "marginal may pass its trust limit here (10 % of a run's draw",
     ):
         assert text in printed
+    assert "intervals not shown" not in printed
+
+
+def test_on_80_columns_it_says_which_figures_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper_command, "all_assumptions", lambda: (BASE,))
+    done = command("--learned-sets", "0", columns="80")
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines.count("intervals not shown on 80 columns (--json has all)") == 4
+    assert "-: not played" in lines
+    assert sum("BELOW, 30 %  WORST, 30 %" in line for line in lines) == 4
+    printed = " ".join(done.stdout.split())
+    assert "cut by twice the % of all others" in printed and "no: jobs can be cut to 0 W" in printed
+    assert "tokens/s that a job keeps under pfi and loses under equal" in printed
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
+from ...allocation.guard import FEW_KINDS, TRUST, TRUST_FEW
 from ...sim.jobs import model_jobs
 from ...sim.paper import BASE, MIXES, OBJECTIVES, PUBLISHED, PUBLISHED_SHARE, all_assumptions
 from ...sim.paper_learned import CONDITIONS, ROUNDS
@@ -16,6 +17,8 @@ from ...sim.paper_play import Row
 from ..common import console, percent
 from ..tables import Column, show_table
 from . import figure
+from .show import figure as figure_of
+from .show import show_with_intervals, signed
 
 JUDGED: Final = 0.30
 """The reduction at which the paper gives its figure."""
@@ -28,21 +31,27 @@ ABOUT: Final = (
     " a model fitted to these PFI, token rates are assumptions"
 )
 _FIGURES: Final = (
-    "tables: the share of the gap between equal's loss and the oracle's, who knows every curve, that a policy closes at"
-    " each cut of power, in %, with its 95 % interval over the sets; 0 is equal, 100 the oracle, below 0 worse than"
-    " equal; -: not played"
+    "gap: what equal loses more than an oracle that knows every curve; the tables: how much of it a policy closes at"
+    " each cut of power, in %, with its 95 % interval over the sets: 0 is equal, 100 the oracle, below 0 worse than"
+    " equal",
+    "-: not played",
+    "BELOW, 30 %: at a cut of 30 %, the share of the sets in which the policy lost more than equal; WORST, 30 %: the"
+    " worst set there, in points (% of the objective), + is less lost than equal",
 )
-_COLUMNS: Final = (
-    "at a cut of 30 %: BELOW EQUAL, the sets in which the policy lost more than equal; WORST, the worst set against"
-    " equal, in points of the objective"
+_BEYOND: Final = (
+    f"marginal may pass its trust limit here ({100 * TRUST:.0f} % of a run's draw deeper than equal or measured;"
+    f" {100 * TRUST_FEW:.0f} % with under {FEW_KINDS} kinds of work), where the plan is certified once more: its"
+    " library holds the jobs' GPU model; study curves keeps to the limit"
 )
 _CHOICES: Final = (
     "ft_share: share of fine-tuning jobs in the mix; base 0.94, counted in the trace that the paper names; 0.1 is by"
     " GPU time",
-    "clamp: no cap below the 200 W that an H200 allows (base), or cuts to nothing",
+    "clamp: is there a lowest cap? yes (base): 200 W per GPU, the least an H200 allows; no: jobs can be cut to 0 W",
     "gpus: of each job as in the paper (table, base), or eight for all",
     "pfi: told with the error of the paper's fit (predicted, base), as published (true), or the mean of a job's class",
     "caps: between which curves are straight: as the paper measured (base), six for all, or every 10 W (fine)",
+    "CLOSED: share of the gap, with its 95 % interval; SAVED A JOB: tokens/s that a job keeps under pfi and loses under"
+    " equal, mean; GAP: in points (% of all tokens/s)",
 )
 
 FIGURE_TITLE: Final = (
@@ -125,7 +134,8 @@ def _head(settings: Settings) -> list[str]:
         f"section 6 of arXiv 2609.11542 repeated: {settings.sets} sets of {settings.jobs} jobs, seed {settings.seed}",
         ABOUT,
         "objectives: tokens, the sum of tokens/s (the paper's), and progress, where every GPU counts alike",
-        "policies: equal, the same cut for all; pfi, the paper's Eq. 2; moe-ft x2, twice the cut for MoE fine-tuning",
+        "policies: equal, the same cut for all, in % of a job's draw; pfi, the paper's Eq. 2; moe-ft x2, a rule without"
+        " measurements: MoE fine-tuning jobs are cut by twice the % of all others",
     ]
     if settings.learned_sets:
         names = "pool what they measure" if settings.names else "do not pool what they measure (--no-names)"
@@ -134,7 +144,8 @@ def _head(settings: Settings) -> list[str]:
             f" other {len(model_jobs()) - 1} jobs; round n follows n plans whose losses were measured (noise"
             f" {percent(CONDITIONS.noise)}, baselines {percent(CONDITIONS.baseline_error)}); jobs of one name {names}"
         )
-    return [*lines, _FIGURES, _COLUMNS]
+        lines.append(_BEYOND)
+    return [*lines, *_FIGURES]
 
 
 def _table(out: Console, rows: Sequence[Row], mix: str, objective: str) -> None:
@@ -144,13 +155,13 @@ def _table(out: Console, rows: Sequence[Row], mix: str, objective: str) -> None:
     out.print(f"{mix} mix, {objective}{note}", style="bold", markup=False, highlight=False)
     gaps = entries["oracle", 0]
     out.print(
-        f"gap, in points of {objective}: "
+        f"gap, % of all {objective}: "
         + ", ".join(f"{_tenths(gaps[x].gap_share_of_throughput)} at {100 * x:.0f} %" for x in SHOWN),
         markup=False,
         highlight=False,
     )
     shown = [entry for key, entry in entries.items() if key[0] not in ("equal", "oracle")]
-    show_table(out, _POLICY_COLUMNS, [one for one in shown if _first(one).round in _SHOWN_ROUNDS])
+    show_with_intervals(out, _POLICY_COLUMNS, [one for one in shown if _first(one).round in _SHOWN_ROUNDS])
 
 
 def _below_equal(rows: Sequence[Row]) -> str:
@@ -162,7 +173,7 @@ def _below_equal(rows: Sequence[Row]) -> str:
     where = f" ({worst.mix}, {worst.objective}, {100 * worst.reduction:.0f} %, round {worst.round})"
     return (
         f"marginal: {below} of {plans} applied plans lost more than equal; the worst:"
-        f" {100 * worst.worst_vs_equal:+.2f} points{where}; sets share their 25 jobs, so these are not independent"
+        f" {signed(100 * worst.worst_vs_equal)} points{where}; sets share their 25 jobs, so these are not independent"
     )
 
 
@@ -244,18 +255,18 @@ def _closed(row: Row) -> str:
 
 
 def _points(share: float | None) -> str:
-    return "?" if share is None else f"{100 * share:.0f}"
+    return "?" if share is None else figure_of(100 * share)
 
 
 def _tenths(share: float) -> str:
-    return f"{100 * share:.1f}"
+    return figure_of(100 * share, 1)
 
 
 _POLICY_COLUMNS: Final = (
     Column("POLICY", _policy_name),
     *(_share_column(reduction) for reduction in SHOWN),
-    Column("BELOW EQUAL", lambda entry: percent(entry[JUDGED].below_equal, 0), side="right", drop=2),
-    Column("WORST", lambda entry: f"{100 * entry[JUDGED].worst_vs_equal:+.2f}", side="right", drop=3),
+    Column("BELOW, 30 %", lambda entry: percent(entry[JUDGED].below_equal, 0), side="right", drop=2),
+    Column("WORST, 30 %", lambda entry: signed(100 * entry[JUDGED].worst_vs_equal), side="right", drop=3),
     Column("SETS", lambda entry: str(entry[JUDGED].sets), side="right", drop=1),
 )
 _ASSUMPTION_COLUMNS: Final = (
