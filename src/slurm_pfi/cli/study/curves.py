@@ -111,7 +111,7 @@ def _numbers(
     default=0.3,
     show_default=True,
     type=click.FloatRange(0, 100),
-    help="error of the PFI that is known of a job beforehand; large: as good as unknown",
+    help="error of the PFI that is known of a job beforehand; large: marginal learns nothing from it",
 )
 @click.option(
     "--noise",

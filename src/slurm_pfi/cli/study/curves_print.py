@@ -101,13 +101,9 @@ def _outcome(out: Console, outcome: Outcome) -> None:
     show_with_intervals(out, [_POLICY, *(_closed_column(share) for share in reductions)], entries)
     if any(row.sets and row.gap_closed is None for row in rows):
         out.print(f"no gap: equal and oracle differ by less than {percent(NO_GAP)} of throughput")
-    fewest = min((row.sets for row in rows if row.sets), default=_ENOUGH_SITES)
-    if fewest < _ENOUGH_SITES:
-        out.print(
-            "one site alone has no interval (more: --sets)"
-            if fewest == 1
-            else f"intervals from {fewest} sites mean little (more: --sets)"
-        )
+    counts = sorted({row.sets for row in rows if row.sets})
+    if counts and counts[0] < _ENOUGH_SITES:
+        out.print(_few_sites(counts[0], counts[-1]))
     out.print(
         "throughput lost, in %: the gap, each policy (FIRST PLAN, ROUND: of marginal); WORST: of marginal's plans"
         " shown, against equal, + is less lost than equal"
@@ -115,6 +111,13 @@ def _outcome(out: Console, outcome: Outcome) -> None:
     show_table(out, _cost_columns(max(row.round for row in rows)), [_at(rows, x) for x in reductions])
     for line in [*_infeasible(rows), *_tally(outcome.tally, outcome.study.last_round)]:
         out.print(line, markup=False)
+
+
+def _few_sites(fewest: int, most: int) -> str:
+    if most == 1:
+        return "one site alone has no interval (more: --sets)"
+    sites = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    return f"intervals from {sites} sites mean little (more: --sets)"
 
 
 def _infeasible(rows: Sequence[Row]) -> list[str]:
