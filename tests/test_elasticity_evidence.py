@@ -13,6 +13,7 @@ from slurm_pfi.elasticity.evidence import (
     LEAST_BASELINE_SD,
     LEAST_NOISE_SD,
     MOST_LENDERS,
+    MOST_LENT,
     EvidenceError,
     Measurement,
     PfiEvidence,
@@ -176,3 +177,17 @@ def test_a_great_kin_lends_the_surest_and_no_more_than_can_be_learned_from() -> 
     assert 0.003 not in [point.loss for point in pooled[3].measurements[:-1]]
     segments = [point.segment for point in pooled[3].measurements]
     assert len(set(segments)) == len(segments)
+
+
+@pytest.mark.parametrize(("lenders", "each"), [(1, 16), (3, 5), (8, 2), (30, 2)])
+def test_the_more_lend_the_fewer_points_each_and_the_newest_ones(lenders: int, each: int) -> None:
+    # By age the third newest of 20 comes first; the last two are of one age, and the last is the newest.
+    ages = [60.0, *(float(3600 - 100 * i) for i in range(17)), 0.0, 0.0]
+    points = tuple(Measurement(0.1, 0.01 * i, 0.01, age_s=age) for i, age in enumerate(ages))
+    newest = [0.19, 0.18, 0.0, *(0.01 * i for i in range(17, 0, -1))]
+    runs = [RunEvidence("g", kin="k"), *[RunEvidence("g", kin="k", measurements=points)] * lenders]
+    lent = pool_kin(runs)[0].measurements
+    assert len(lent) == each * min(lenders, MOST_LENDERS) <= MOST_LENT
+    for segment in {point.segment for point in lent}:
+        losses = [point.loss for point in lent if point.segment == segment]
+        assert losses == pytest.approx(newest[:each])

@@ -34,7 +34,10 @@ GREATEST_PFI: Final = 1000.0
 """Ten times what the least loss that counts gives at full reduction: beyond it a PFI is an error of a division."""
 
 MOST_LENDERS: Final = 8
-"""Kin whose measurements a run is lent at most: more say little that these do not, and work grows with their cube."""
+"""Kin whose measurements a run is lent at most: more baselines say little that these do not."""
+
+MOST_LENT: Final = 16
+"""Measurements a run is lent at most, of all its lenders together: work grows with the cube of a run's points."""
 
 _FEWEST_SAMPLES: Final = 4
 
@@ -219,8 +222,8 @@ def pool_kin(runs: Sequence[RunEvidence]) -> list[RunEvidence]:
     """Give each run the measurements of its kin too: the same work on the same GPU model has the same curve.
 
     What was measured against another run's baseline is a segment of its own, with that baseline's error. Only the
-    newest segment is lent, and only by the MOST_LENDERS of the surest baselines and most measurements. Runs of
-    unknown kin keep to themselves.
+    newest segment is lent, and only by the MOST_LENDERS of the surest baselines and most measurements; each lends as
+    many of its newest points as MOST_LENT divided by the number of lenders. Runs of unknown kin keep to themselves.
     """
     by_kin: dict[tuple[str, str], list[int]] = {}
     for i, run in enumerate(runs):
@@ -230,19 +233,24 @@ def pool_kin(runs: Sequence[RunEvidence]) -> list[RunEvidence]:
     pooled = list(runs)
     for i, run in enumerate(runs):
         others = [loan for lender, loan in lent.get((run.gpu_model, run.kin), ()) if lender != i]
+        others = others[:MOST_LENDERS]
         if others:
+            each = max(1, MOST_LENT // len(others))
             oldest = min((point.segment for point in run.measurements), default=0)
             moved = [
                 replace(point, segment=oldest - 1 - place)
-                for place, loan in enumerate(others[:MOST_LENDERS])
-                for point in loan
+                for place, loan in enumerate(others)
+                for point in loan[:each]
             ]
             pooled[i] = replace(run, measurements=(*moved, *run.measurements))
     return pooled
 
 
 def _loans(runs: Sequence[RunEvidence], members: Sequence[int]) -> list[tuple[int, list[Measurement]]]:
-    """Who lends what, the best first: one more than any one run is lent, for nobody borrows from itself."""
+    """Who lends what, the best lender first, of each its newest point first.
+
+    One lender more than any run has, for nobody borrows from itself.
+    """
     found = []
     for i in members:
         newest = max(point.segment for point in runs[i].measurements)
@@ -252,6 +260,9 @@ def _loans(runs: Sequence[RunEvidence], members: Sequence[int]) -> list[tuple[in
             for point in runs[i].measurements
             if point.segment == newest
         ]
+        # Of points of one age the later one is newer: runs add their measurements at the end.
+        loan.reverse()
+        loan.sort(key=lambda point: point.age_s)
         found.append((i, loan))
     found.sort(
         key=lambda one: (runs[one[0]].tau, -len(one[1]), [(p.age_s, p.reduction, p.loss) for p in one[1]])
