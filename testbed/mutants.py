@@ -197,7 +197,7 @@ MUTANTS: Final = (
         name="a-plan-taken-whole-without-a-certificate",
         invariant="6",
         file="allocation/guard.py",
-        old="        if gain - SURE_SDS * sd > 0:",
+        old="        if gain - SURE_SDS * sd > 0 and gain >= LEAST_GAIN * float(value.sum()):",
         new="        if step == 1.0:",
         tests=GUARD,
     ),

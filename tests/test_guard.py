@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_pfi.allocation.guard import (
     FEW_KINDS,
+    LEAST_GAIN,
     STEPS,
     SURE_SDS,
     TRUST,
@@ -88,6 +89,12 @@ def test_a_gain_of_nothing_is_no_gain() -> None:
     assert certify(told, np.array([0.1]), np.array([0.2]), np.ones(1)).step == 0
 
 
+def test_a_gain_too_small_to_matter_is_left() -> None:
+    for least, step in ((1.01, 1.0), (0.99, 0.0)):
+        told = Told(np.zeros((2, 2)), dict.fromkeys(STEPS, (least * LEAST_GAIN * 8, 0.0)))
+        assert certify(told, np.full(2, 0.1), np.full(2, 0.2), np.full(2, 4.0)).step == step
+
+
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), number=st.integers(2, 40), cut=st.floats(0.02, 0.45))
 def test_every_plan_is_certified_within_trust_and_of_the_power_asked_for(
@@ -102,10 +109,11 @@ def test_every_plan_is_certified_within_trust_and_of_the_power_asked_for(
     found = guarded(shares, posterior, deepest, need)
     for step in STEPS:
         gain, sd = posterior.gain(even, even + step * (plan - even), shares.value)
+        sure = gain - SURE_SDS * sd > 0 and gain >= LEAST_GAIN * shares.value.sum()
         if step > found.step:
-            assert gain - SURE_SDS * sd <= 0
+            assert not sure
         if step == found.step:
-            assert gain - SURE_SDS * sd > 0
+            assert sure
             assert (found.gain, found.gain_sd) == (gain, sd)
     assert found.step in (*STEPS, 0.0)
     assert (found.reduction >= 0).all()

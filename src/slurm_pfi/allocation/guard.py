@@ -20,6 +20,9 @@ STEPS: Final = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.08)
 SURE_SDS: Final = 0.5
 """The expected gain has to exceed so many of its standard deviations."""
 
+LEAST_GAIN: Final = 0.002
+"""And so much of the value of all throughput: where less is to be had, errors of the model decide, not the runs."""
+
 TRUST: Final = 0.1
 TRUST_FEW: Final = 0.05
 FEW_KINDS: Final = 20
@@ -76,7 +79,7 @@ def trusted(shares: Shares, even: FloatArray, deepest: FloatArray, curves: Curve
 
 
 def certify(curves: Curves, even: FloatArray, plan: FloatArray, value: FloatArray) -> Certified:
-    """The longest step from the equal cut towards a plan whose gain the posterior is sure enough of.
+    """The longest step from the equal cut towards a plan whose gain is worth it, and sure enough by the posterior.
 
     Both cuts free the same power, so every step between them does too. Gain and doubt both shrink with the step,
     the doubt from unlike runs faster where the plan goes to extremes.
@@ -84,7 +87,7 @@ def certify(curves: Curves, even: FloatArray, plan: FloatArray, value: FloatArra
     for step in STEPS:
         reduction = even + step * (plan - even)
         gain, sd = curves.gain(even, reduction, value)
-        if gain - SURE_SDS * sd > 0:
+        if gain - SURE_SDS * sd > 0 and gain >= LEAST_GAIN * float(value.sum()):
             return Certified(reduction, step, gain, sd)
     return Certified(even, 0.0, 0.0, 0.0)
 

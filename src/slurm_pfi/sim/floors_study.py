@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
 from ..elasticity.curve import FloatArray, IntArray
 from ..elasticity.floors import FLOOR_SDS, greatest_reductions
 from ..elasticity.learner import learn
-from ..elasticity.library import Library
+from ..elasticity.library import Library, greatest_reduction
 from ..elasticity.names import same_gpu
 from ..elasticity.prior import Prior
 from ..elasticity.process import FLOORS
@@ -19,6 +19,8 @@ from .curves_study import rate_upper95
 from .population import Member, Population
 from .rounds import Conditions, make_site, measure
 from .workers import run_all
+
+Rule: TypeAlias = Literal["library", "learned"]
 
 LIMITS: Final = (0.05, 0.10, 0.20)
 MOST_MEASUREMENTS: Final = 4
@@ -46,12 +48,15 @@ class Study:
 class Row:
     """Promises of one GPU model under one limit after some measurements. Families of workloads count alike.
 
+    ``rule``: "learned" floors, or those of the "library" alone, as the controller makes them for every run today.
+
     ``broken``: share of promises that were; ``upper95``: its one-sided 95 % bound when families are drawn anew, None
     with a single one; ``upper95_jobs``: the exact bound if jobs were drawn one by one, which few jobs keep wide;
     ``used``: share of the true greatest reduction that was given; ``worst_family`` and the share that it broke.
     """
 
     gpu: str
+    rule: Rule
     limit: float
     measurements: int
     promises: int
@@ -99,7 +104,12 @@ def play(study: Study, workers: int = 1, done: Callable[[], None] = lambda: None
     rows: list[Row] = []
     for place, (members, limit) in enumerate(cells):
         tries = np.array(given[place * study.sets : (place + 1) * study.sets])
-        rows += _rows(study, members, limit, tries)
+        library = _library(study, members)
+        if library.curves:
+            alone = greatest_reduction(limit, library)
+            fixed = np.minimum(alone, [one.deepest for one in members])
+            rows += _rows(study, "library", members, limit, fixed[None, None])
+        rows += _rows(study, "learned", members, limit, tries)
     return rows
 
 
@@ -121,8 +131,7 @@ def _given(task: _Try) -> FloatArray:
     Each is measured at the floor that it was promised last, which is as deep as a site may go to learn.
     """
     study, members, limit = task.study, task.members, task.limit
-    known = [one for one in study.library.curves if not same_gpu(one.gpu_model, members[0].gpu_model)]
-    prior = Prior(Library(known))
+    prior = Prior(_library(study, members))
     rng = np.random.default_rng([study.seed, task.number, round(1000 * limit)])
     everyone = np.arange(len(members), dtype=np.intp)
     weights = [prior.log_weight] * len(members)
@@ -138,7 +147,19 @@ def _given(task: _Try) -> FloatArray:
     return given
 
 
-def _rows(study: Study, members: Sequence[Member], limit: float, given: FloatArray) -> list[Row]:
+def _library(study: Study, members: Sequence[Member]) -> Library:
+    """What is left of the library without the members' GPU model."""
+    own = members[0].gpu_model
+    return Library([one for one in study.library.curves if not same_gpu(one.gpu_model, own)])
+
+
+def without_library(study: Study) -> list[str]:
+    """GPU models for which no curve is left: their floors come from a straight line, which is a guess."""
+    cells = dict.fromkeys(members for members, _ in _cells(study))
+    return [members[0].gpu_model for members in cells if not _library(study, members).curves]
+
+
+def _rows(study: Study, rule: Rule, members: Sequence[Member], limit: float, given: FloatArray) -> list[Row]:
     """``given``: (sets, measurements + 1, members)."""
     loss = np.stack([one.curve.loss_at(given[..., i]) for i, one in enumerate(members)], axis=-1)
     most = np.array([min(one.curve.greatest_reduction(limit), one.deepest) for one in members])
@@ -156,6 +177,7 @@ def _rows(study: Study, members: Sequence[Member], limit: float, given: FloatArr
         found.append(
             Row(
                 gpu=members[0].gpu_model,
+                rule=rule,
                 limit=limit,
                 measurements=count,
                 promises=given.shape[0] * len(members),

@@ -14,7 +14,17 @@ from rich.progress import Progress
 from ...bus.control import NO
 from ...elasticity.curvefile import CurveFile
 from ...elasticity.floors import FLOOR_SDS
-from ...sim.floors_study import ALLOWED, LIMITS, MOST_MEASUREMENTS, Row, Study, judged, play, steps
+from ...sim.floors_study import (
+    ALLOWED,
+    LIMITS,
+    MOST_MEASUREMENTS,
+    Row,
+    Study,
+    judged,
+    play,
+    steps,
+    without_library,
+)
 from ...sim.population import Gathered, Population
 from ...sim.rounds import Conditions
 from ...sim.workers import usable_cores
@@ -127,6 +137,7 @@ def _document(
         "conditions": asdict(study.conditions),
         "file": file.origin,
         "library": origin,
+        "lacking": without_library(study),
         "no_cap_below_draw": [one.curve_id for one in without],
         "not_judged": [asdict(one) for one in gathered.not_judged],
         "skipped": [asdict(one) for one in gathered.skipped],
@@ -136,8 +147,9 @@ def _document(
 def _by_gpu(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Each GPU model over all measurements: promises broken under its worst limit, and the share used after two."""
     found = []
-    for gpu in dict.fromkeys(row.gpu for row in rows):
-        of_gpu = [row for row in rows if row.gpu == gpu]
+    learned = [row for row in rows if row.rule == "learned"]
+    for gpu in dict.fromkeys(row.gpu for row in learned):
+        of_gpu = [row for row in learned if row.gpu == gpu]
         by_limit = {limit: [row for row in of_gpu if row.limit == limit] for limit in LIMITS}
         worst = max(LIMITS, key=lambda limit: _mean(row.broken for row in by_limit[limit]))
         found.append(
@@ -146,7 +158,9 @@ def _by_gpu(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "broken": _mean(row.broken for row in of_gpu),
                 "worst_limit": worst,
                 "worst_limit_broken": _mean(row.broken for row in by_limit[worst]),
-                "worst_limit_upper95": _mean_known(row.upper95 for row in by_limit[worst]),
+                "worst_limit_upper95": max(
+                    (row.upper95 for row in by_limit[worst] if row.upper95 is not None), default=None
+                ),
                 "worst_row_broken": max(row.broken for row in of_gpu),
                 "jobs": of_gpu[0].jobs,
                 "families": of_gpu[0].families,
@@ -159,11 +173,6 @@ def _by_gpu(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def _mean(values: Iterable[float]) -> float:
     found = list(values)
     return sum(found) / len(found)
-
-
-def _mean_known(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return _mean(known) if known else None
 
 
 def _print(rows: Sequence[Row], study: Study, document: dict[str, Any]) -> None:
@@ -185,6 +194,9 @@ def _print(rows: Sequence[Row], study: Study, document: dict[str, Any]) -> None:
         " where nothing broke, however few jobs: --json has the bound by jobs); used: share of the true greatest"
         " reduction"
     )
+    out.print(
+        "(library): floors from the library's curves alone, as the controller makes them for every run today"
+    )
     for limit in LIMITS:
         out.print()
         out.print(f"promised: at most {100 * limit:.0f} % lost", style="bold")
@@ -193,6 +205,11 @@ def _print(rows: Sequence[Row], study: Study, document: dict[str, Any]) -> None:
     out.print(f"all limits, 0 to {MOST_MEASUREMENTS} measurements", style="bold")
     show_table(out, _GPU_COLUMNS, document["by_gpu"])
     out.print(_verdict(document["by_gpu"]), markup=False)
+    _say(
+        out,
+        "NO LIBRARY is left, so floors come from a straight line, a guess (try --library)",
+        document["lacking"],
+    )
     _say(out, "no cap lies below the draw, so nothing is promised", document["no_cap_below_draw"])
     _say(out, "not judged", [f"{one['curve_id']} ({one['reason']})" for one in document["not_judged"]])
     _say(out, "skipped", [f"{one['curve_id']} ({one['reason']})" for one in document["skipped"]])
@@ -229,7 +246,9 @@ def _say(out: Console, what: str, names: Sequence[str]) -> None:
 
 _COLUMNS: Final = (
     Column("GPU MODEL LEFT OUT", lambda row: row.gpu, clip=10),
-    Column("MEASURED", lambda row: str(row.measurements), side="right"),
+    Column(
+        "MEASURED", lambda row: "(library)" if row.rule == "library" else str(row.measurements), side="right"
+    ),
     Column("BROKEN", lambda row: percent(row.broken), side="right"),
     Column("UPPER", lambda row: _bound(row.upper95), side="right"),
     Column("JOBS", lambda row: str(row.jobs), side="right", drop=2),
