@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_pfi.elasticity.curve import BoolArray, ElasticityCurve, FloatArray, Repairs
+from slurm_pfi.elasticity.curve import BoolArray, ElasticityCurve, FloatArray
 from slurm_pfi.elasticity.evidence import (
     DRIFT_PER_HOUR,
     LEAST_NOISE_SD,
@@ -23,6 +23,7 @@ from slurm_pfi.elasticity.evidence import (
 from slurm_pfi.elasticity.library import Library, LibraryCurve
 from slurm_pfi.elasticity.prior import GRID, PFI_MODEL_SD, Prior
 from slurm_pfi.elasticity.process import KNOTS, SHARING, Discrepancy, Spread
+from slurm_pfi.elasticity.sweep import Repairs
 
 
 def small_library() -> Library:

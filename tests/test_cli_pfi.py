@@ -81,6 +81,20 @@ def test_figures_rounded_until_a_point_is_zero_over_zero_lose_that_point(tmp_pat
     (entry,) = json_of(run(tmp_path, rows, "--json", "--all-points"))["curves"]
     assert entry["pfi"] == pytest.approx(1.77, abs=0.01)
     assert (entry["used"], entry["left_out"], entry["repairs"]["not_binding"]) == (4, 1, 1)
+    note = "job: at 600 W it draws and does exactly the same as uncapped: 0/0, left out\n"
+    assert note in run(tmp_path, rows, "--all-points").stdout
+    assert "0/0" not in run(tmp_path, rows).stdout
+    for other in ("600,599,1.0", "600,600,0.999"):
+        differs = rows.replace("600,600,1.0\n", f"{other}\n", 1)
+        assert differs != rows
+        assert "0/0" not in run(tmp_path, differs, "--all-points").stdout
+
+
+def test_a_curve_without_a_value_leaves_out_all_its_capped_points(tmp_path: Path) -> None:
+    rows = FLAT + "flat,A100,250,200,2.0\nflat,A100,220,200,2.0\n"
+    (entry,) = json_of(run(tmp_path, rows, "--json"))["curves"]
+    assert (entry["pfi"], entry["used"], entry["left_out"]) == (None, 0, 3)
+    assert run(tmp_path, rows).stdout.splitlines()[1].split()[:6] == ["flat", "A100", "-", "-", "0", "3"]
 
 
 def test_a_bad_curve_is_named_and_the_others_printed(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_columns_asked_for_are_those_of_the_uncapped_point() -> None:
     text = f"{HEADER},dram\n{rows}"
     made = read_curves(text, origin="x", need=("dram",), keep=("other",))
     assert made.curves[0].kept == {"dram": "0.7", "other": ""}
-    with pytest.raises(CurveFileError, match=r"x: no column other"):
+    with pytest.raises(CurveFileError, match=r"x: no column other$"):
         read_curves(text, origin="x", need=("other",))
 
 
@@ -158,6 +158,8 @@ def test_columns_asked_for_are_those_of_the_uncapped_point() -> None:
         ("", "x.csv: the file is empty"),
         ("\n \n", "x.csv: the file is empty"),
         ("curve_id,gpu\na,b", "x.csv: no column cap_w, power_w_per_gpu, throughput"),
+        ("curve_id,gpu\na,b", "throughput; one row for each measured cap of each curve is needed$"),
+        (HEADER.replace(",", ";"), "commas; one row for each measured cap"),
         (HEADER.replace(",", ";"), "columns are separated by commas"),
         (f"{HEADER},gpu\n", "x.csv: column gpu is there twice"),
         (f'{HEADER}\na,"A100,400', "x.csv: line 2: unexpected end of data"),

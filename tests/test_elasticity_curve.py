@@ -7,13 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_pfi.elasticity.curve import (
-    CurveError,
-    CurveStack,
-    ElasticityCurve,
-    curve_from_measurements,
-)
+from slurm_pfi.elasticity.curve import CurveError, CurveStack, ElasticityCurve
 from slurm_pfi.elasticity.library import Library
+from slurm_pfi.elasticity.sweep import curve_from_measurements
 
 CAPS = [400.0, 300.0, 200.0]
 

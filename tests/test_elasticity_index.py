@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_pfi.elasticity.curve import CurveError, ElasticityCurve, curve_from_measurements
+from slurm_pfi.elasticity.curve import CurveError, ElasticityCurve
 from slurm_pfi.elasticity.index import GridMismatchError, pfi, pfi_on_grid
+from slurm_pfi.elasticity.sweep import curve_from_measurements
 
 SWEEPS = Path(__file__).parent / "data" / "h200_model_sweeps.csv"
 SIX_CAPS = (200.0, 300.0, 400.0, 500.0, 600.0, 700.0)

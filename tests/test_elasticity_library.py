@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from slurm_pfi.elasticity import library as library_module
-from slurm_pfi.elasticity.curve import CurveError, curve_from_measurements
+from slurm_pfi.elasticity.curve import CurveError
 from slurm_pfi.elasticity.index import pfi, pfi_on_grid
 from slurm_pfi.elasticity.library import Library, LibraryError, greatest_reduction
+from slurm_pfi.elasticity.sweep import curve_from_measurements
 from slurm_pfi.sim.model_curves import text as model_text
 from tests.test_elasticity_index import SIX_CAPS, figures, model_sweeps
 

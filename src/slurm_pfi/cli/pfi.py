@@ -148,7 +148,7 @@ def _as_json(line: Line) -> dict[str, Any]:
         "high": value.high if value else None,
         "grid_w": sorted(curve.sweep.cap_w.tolist()),
         "used": value.used if value else 0,
-        "left_out": value.left_out if value else curve.sweep.cap_w.size - 1,
+        "left_out": _left_out(line),
         "deviation": line.deviation,
         "reason": line.reason,
         "uncapped_w": curve.uncapped_w,
@@ -160,6 +160,11 @@ def _as_json(line: Line) -> dict[str, Any]:
         "library": not line.library_reason,
         "library_reason": line.library_reason,
     }
+
+
+def _left_out(line: Line) -> int:
+    """Capped points that no value is made from; all of them where there is none."""
+    return line.value.left_out if line.value else line.curve.sweep.cap_w.size - 1
 
 
 def _show(lines: list[Line], *, all_points: bool) -> None:
@@ -212,6 +217,16 @@ def _notes(lines: list[Line], *, all_points: bool) -> Iterator[tuple[str, str]]:
             yield name, "its PFI rests on one point (*): measure more caps"
         if value is not None and value.low <= 0 <= value.high:
             yield name, f"its interval crosses 0: a point {weak} is in it"
+        if all_points and value is not None and (same := _same_as_uncapped(line.curve)):
+            caps = "/".join(f"{cap:g}" for cap in same)
+            yield name, f"at {caps} W it draws and does exactly the same as uncapped: 0/0, left out"
+
+
+def _same_as_uncapped(curve: FileCurve) -> list[float]:
+    """Caps, W, ascending, at which draw and throughput are those of the uncapped point: Eq. 1 divides 0 by 0."""
+    cap_w, power_w, rate = curve.points()
+    same = (power_w[1:] == power_w[0]) & (rate[1:] == rate[0])
+    return sorted(cap_w[1:][same].tolist())
 
 
 def _short_id(line: Line) -> str:
@@ -258,7 +273,7 @@ _COLUMNS: Final = (
     Column("PFI", _value, side="right"),
     Column("95 %", lambda line: f"{line.value.low:.2f}..{line.value.high:.2f}" if line.value else "-"),
     Column("USED", lambda line: str(line.value.used) if line.value else "0", side="right", drop=5),
-    Column("LEFT OUT", lambda line: str(line.value.left_out) if line.value else "-", side="right", drop=3),
+    Column("LEFT OUT", lambda line: str(_left_out(line)), side="right", drop=3),
     Column("LIBRARY", lambda line: "no" if line.library_reason else "yes", drop=4),
     Column("CAPS (W)", _grid, short=_short_grid, drop=2),
     _REPAIRS,

@@ -29,16 +29,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from .curve import (
-    CurveError,
-    ElasticityCurve,
-    FloatArray,
-    Repairs,
-    Sweep,
-    curve_from_measurements,
-    read_sweep,
-)
+from .curve import CurveError, ElasticityCurve, FloatArray
 from .names import family_key, family_of, gpu_key, same_gpu
+from .sweep import Repairs, Sweep, curve_from_measurements, read_sweep
 
 __all__ = [
     "MAX_BYTES", "REQUIRED", "Basis", "CurveFile", "CurveFileError", "FileCurve", "Skipped", "family_key", "gpu_key",
@@ -225,6 +218,8 @@ class _Rows:
         if missing:
             other = len(self.names) == 1 and any(mark in self.names[0] for mark in ";\t")
             hint = "; columns are separated by commas" if other else ""
+            if not set(REQUIRED).isdisjoint(missing):
+                hint += "; one row for each measured cap of each curve is needed"
             raise CurveFileError(f"{origin}: no column {', '.join(missing)}{hint}")
         twice = sorted({name for name in self.names if name and self.names.count(name) > 1})
         if twice:

@@ -9,8 +9,9 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .curve import CurveError, ElasticityCurve, FloatArray, Sweep, read_sweep
+from .curve import CurveError, ElasticityCurve, FloatArray
 from .names import same_gpu
+from .sweep import Sweep, read_sweep
 
 PfiSource: TypeAlias = Literal["measured", "predicted", "declared", "default"]
 

@@ -10,11 +10,12 @@ from typing import Final
 
 import numpy as np
 
-from .curve import CurveError, ElasticityCurve, FloatArray, Repairs
+from .curve import CurveError, ElasticityCurve, FloatArray
 from .curvefile import Basis, CurveFileError, FileCurve, Skipped, read_curves
 from .index import Pfi
 from .names import family_key, gpu_key, same_gpu
 from .prior_quantile import default_index, mean_curve, quantile_curve
+from .sweep import Repairs
 
 MIN_POINTS: Final = 3
 MIN_POINT_REDUCTION: Final = 0.01

@@ -8,9 +8,10 @@ from typing import Final, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .curve import BoolArray, ElasticityCurve, FloatArray, IntArray, Repairs
+from .curve import BoolArray, ElasticityCurve, FloatArray, IntArray
 from .index import SMALLEST_LOSS
 from .library import Library, LibraryCurve, LibraryError
+from .sweep import Repairs
 
 Table: TypeAlias = NDArray[np.float32]
 """Figures of many candidates: seven digits are more than any curve was measured to, and take half the time."""

@@ -14,7 +14,8 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..elasticity.curve import ElasticityCurve, FloatArray, IntArray, curve_from_measurements
+from ..elasticity.curve import ElasticityCurve, FloatArray, IntArray
+from ..elasticity.sweep import curve_from_measurements
 from .jobs import ModelJob, model_jobs
 
 Mix: TypeAlias = Literal["production", "random"]

@@ -8,10 +8,11 @@ from typing import Final
 import numpy as np
 
 from ..allocation.guard import guarded_beyond
-from ..elasticity.curve import FloatArray, Repairs
+from ..elasticity.curve import FloatArray
 from ..elasticity.evidence import PfiEvidence, RunEvidence
 from ..elasticity.library import Library, LibraryCurve
 from ..elasticity.prior import Prior
+from ..elasticity.sweep import Repairs
 from .jobs import model_jobs
 from .paper import IN_SAMPLE_RMSE, Assumptions, caps_of, pool
 from .paper_play import Game, Row, Sets, make_sets, row
