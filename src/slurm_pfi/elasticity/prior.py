@@ -59,7 +59,7 @@ class Prior:
     """Candidate curves of a library as a table, with their weights.
 
     ``losses`` (grid, candidates) on GRID; ``log_weight`` (candidates,), normalised. Beyond their last points the
-    candidates go on as is likely, not as is safe: a mixture that is pessimistic there calls every run flexible
+    candidates go on towards (1, 1), which is not safe: a mixture that is pessimistic there calls every run flexible
     elsewhere. NO_LIBRARY stands for an empty library: ``real`` (candidates,) is False for what is made of it, and a
     run with nothing else is one of which nothing is known.
     """
