@@ -14,13 +14,14 @@ import pytest
 from click.testing import CliRunner, Result
 from scipy.stats import beta
 
-from slurm_pfi.cli.study.curves import curves
+from slurm_pfi.cli.study.curves import DEFAULT_SEED, curves
 from slurm_pfi.cli.study.show import figure, signed
 from slurm_pfi.elasticity.curvefile import read_curves
 from slurm_pfi.elasticity.library import Library
 from slurm_pfi.elasticity.prior import Prior
 from slurm_pfi.sim.curves_study import (
     LeaveOut,
+    Outcome,
     Played,
     Row,
     Study,
@@ -34,7 +35,7 @@ from slurm_pfi.sim.curves_study import (
     tally,
     told_index,
 )
-from slurm_pfi.sim.population import Population, gather
+from slurm_pfi.sim.population import Population, gather, published
 from slurm_pfi.sim.rounds import Conditions, make_site
 
 SHIPPED = resources.files("slurm_pfi.elasticity").joinpath("data", "curves.csv")
@@ -243,16 +244,54 @@ def at(rows: Sequence[Row], policy: str, reduction: float, after: int = 0) -> Ro
     return found
 
 
-def test_on_gpu_models_that_it_has_not_seen_the_learner_beats_equal_and_eq_2(study: Study) -> None:
-    full = replace(study, runs=100, last_round=2, reductions=(0.1, 0.4))
-    played = [play_set((full, number)) for number in range(2)]
-    found = outcome_of(full, (0, 2), played)
-    assert found.tally.below_equal_plans == 0
-    for reduction in full.reductions:
-        first, last = (at(found.rows, "marginal", reduction, after).gap_closed for after in (0, 2))
-        by_index = at(found.rows, "pfi", reduction).gap_closed
-        assert first is not None and last is not None and by_index is not None
-        assert first >= 0.15 and last >= 0.6 and last > first > by_index
+@pytest.fixture(scope="module")
+def required() -> Study:
+    """What is required is said of sites like these: all published curves, plans 0 to 4, the command's seed."""
+    return Study(
+        population=Population(gather(published()).members),
+        library=Library.load_default(),
+        leave_out="gpu",
+        conditions=Conditions(),
+        runs=100,
+        last_round=4,
+        reductions=(0.1, 0.2, 0.3, 0.4),
+        names=True,
+        seed=DEFAULT_SEED,
+    )
+
+
+def _outcome(study: Study, sets: int) -> Outcome:
+    return outcome_of(study, (0, study.last_round), [play_set((study, number)) for number in range(sets)])
+
+
+def _closed(found: Outcome, policy: str, reduction: float, after: int = 0) -> float:
+    share = at(found.rows, policy, reduction, after).gap_closed
+    assert share is not None
+    return share
+
+
+def test_what_is_required_is_reached_on_gpu_models_that_the_library_has_not_seen(required: Study) -> None:
+    """Required over 40 sites: 0.80 after 4 rounds, 0.75 at 20 %, first plan 0.40. Three sites scatter by a few 0.01."""
+    found = _outcome(required, 3)
+    assert (found.tally.plans, found.tally.below_equal_plans) == (60, 0)
+    for reduction, least in ((0.1, 0.75), (0.2, 0.70), (0.3, 0.75), (0.4, 0.75)):
+        first, last = (_closed(found, "marginal", reduction, after) for after in (0, 4))
+        assert first >= 0.35 and last >= least and last > first > _closed(found, "pfi", reduction)
+
+
+def test_no_plan_is_below_equal_either_where_baselines_are_wrong_by_a_tenth(required: Study) -> None:
+    found = _outcome(replace(required, conditions=Conditions(baseline_error=0.1)), 2)
+    assert (found.tally.plans, found.tally.below_equal_plans) == (40, 0)
+    # Nor is that so because it keeps to the equal cut.
+    assert min(_closed(found, "marginal", reduction, 4) for reduction in required.reductions) >= 0.6
+
+
+@pytest.mark.parametrize(("runs", "sets"), [(20, 3), (5, 6)])
+def test_on_small_sites_no_plan_loses_much_more_than_equal(required: Study, runs: int, sets: int) -> None:
+    found = _outcome(replace(required, runs=runs), sets)
+    worst = found.tally.worst_vs_equal
+    assert worst is not None and worst >= -0.02
+    assert min(_closed(found, "marginal", reduction, 4) for reduction in required.reductions) >= 0.5
 
 
 # ---------------------------------------------------------------------------------------------- the command line

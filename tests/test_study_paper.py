@@ -236,7 +236,7 @@ def test_the_learner_beats_eq_2_and_learns_from_what_its_plans_cost() -> None:
     first, last = (at(rows, "marginal", 0.3, after).gap_closed for after in (0, 4))
     by_index = at(told, "pfi", 0.3).gap_closed
     assert first is not None and last is not None and by_index is not None
-    assert first >= 0.75 and last >= 0.90 and last > first > by_index
+    assert first >= 0.75 and last >= 0.92 and last > first > by_index
     assert at(rows, "marginal", 0.3).gap_share_of_throughput == pytest.approx(
         at(told, "oracle", 0.3).gap_share_of_throughput
     )
