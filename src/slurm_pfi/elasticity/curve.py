@@ -80,7 +80,7 @@ class ElasticityCurve:
         return self._continued(reduction, self.tail_slope)
 
     def expected_at(self, reduction: ArrayLike) -> FloatArray:
-        """As ``loss_at``, but beyond the last point towards (1, 1): for the candidates of a mixture, never for a promise."""
+        """As ``loss_at``, but beyond the last point towards (1, 1): for candidates of a mixture, no promise."""
         return self._continued(reduction, self._slope_to(1.0))
 
     def _continued(self, reduction: ArrayLike, slope: float) -> FloatArray:
