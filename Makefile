@@ -23,8 +23,11 @@ help:
 demo: setup
 	$(PY) -m testbed.demo
 
+# The cluster tests measure times and run alone; the others share the cores. One thread each for linear algebra.
+test: export OPENBLAS_NUM_THREADS := 1
 test: setup
-	$(PY) -m pytest
+	$(PY) -m pytest -m cluster
+	$(PY) -m pytest -m "not cluster" -n auto
 
 lint: setup
 	$(VENV)/bin/ruff check .

@@ -14,7 +14,7 @@ from scipy.sparse import block_diag, csr_matrix, vstack
 from slurm_pfi.allocation.objective import values
 from slurm_pfi.allocation.solve import ProblemError, Shares, by_index, equal, marginal
 from slurm_pfi.allocation.supply import supply
-from slurm_pfi.elasticity.curve import CurveError, CurveStack, ElasticityCurve, FloatArray
+from slurm_pfi.elasticity.curve import TAIL_REACH, CurveError, CurveStack, ElasticityCurve, FloatArray
 
 CLOSE = 1e-9
 
@@ -265,7 +265,7 @@ def optima(instances: list[Instance]) -> list[float]:
     for shares, measured, lost, need in instances:
         runs, points = measured.shape
         slope = (np.diff(lost, axis=1) / np.diff(measured, axis=1)).max(axis=1)
-        tail = lost[:, -1] + np.maximum(slope * (1 - measured[:, -1]), 1 - lost[:, -1])
+        tail = lost[:, -1] + np.maximum(slope * (1 - measured[:, -1]), (1 - lost[:, -1]) / TAIL_REACH)
         x, y = np.column_stack((measured, np.ones(runs))), np.column_stack((lost, tail))
         row, column = np.repeat(np.arange(runs), points + 1), np.arange(runs * (points + 1))
         scale, worth = shares.watts.max(), float(shares.value.max())
