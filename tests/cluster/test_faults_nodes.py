@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -247,16 +246,7 @@ def test_a_foreign_hand_in_the_window(site: Site) -> None:
     job = site.submit(TRAIN, gpus=4, flex="high", where="n1")
     site.wait_training(job)
     set_limit(site, 5000)
-    seen: list[tuple[int, float]] = []
-
-    def at_rest() -> bool:
-        """Raised, and for longer than a cycle no further: a foreign write between two of our own is another story."""
-        cap_mw = max(caps_mw(site, "n1"))
-        if not seen or seen[-1][0] != cap_mw:
-            seen.append((cap_mw, time.monotonic()))
-        return PARK_MW < cap_mw < DEFAULT_MW and time.monotonic() - seen[-1][1] > 2.5
-
-    wait_as("it is capped", at_rest)
+    wait_as("it is capped", lambda: PARK_MW < max(caps_mw(site, "n1")) < DEFAULT_MW)
     capped_mw = max(caps_mw(site, "n1"))
     site.foreign_write("n1", 0, 690)
     wait_as("it is re-applied", lambda: max(caps_mw(site, "n1")) <= capped_mw)
