@@ -166,6 +166,20 @@ class Batch:
     def runs(self) -> int:
         return int(self.group.size)
 
+    def take(self, rows: IntArray) -> Batch:
+        """The same of chosen runs, ``rows`` (n,); ``groups`` and the numbers of groups and kin stay."""
+        return replace(
+            self,
+            reduction=self.reduction[rows],
+            loss=self.loss[rows],
+            real=self.real[rows],
+            noise_cov=self.noise_cov[rows],
+            group=self.group[rows],
+            kin=self.kin[rows],
+            kin_size=self.kin_size[rows],
+            told=self.told[rows],
+        )
+
 
 _NOTHING: Final = 1e3
 """Standard deviation of a point that is only there to fill a row; greater ones say no less."""

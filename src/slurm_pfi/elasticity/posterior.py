@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from .curve import BoolArray, FloatArray
+from .curve import BoolArray, FloatArray, IntArray
 from .evidence import Batch
 from .prior import BLOCK, GRID, Prior, Table, combined, interpolate
 from .process import Discrepancy, knot_weights, matern
@@ -48,6 +48,23 @@ class Posterior:
     def kinds(self) -> int:
         """How many different kinds of work there are: kin count as one."""
         return int(np.unique(self.batch.kin).size)
+
+    def take(self, rows: IntArray) -> Posterior:
+        """The same knowledge of chosen runs: ``rows`` (n,) are their places, in any order, also repeated.
+
+        What the other runs have taught stays in it, for GPU models keep their discrepancies. A run taken twice is its
+        own kin, so that in ``gain`` its errors add up. Raises IndexError on a place that is none.
+        """
+        return replace(
+            self,
+            batch=self.batch.take(rows),
+            candidate=self.candidate[rows],
+            mean_loss=self.mean_loss[rows],
+            known=self.known[rows],
+            widening=self.widening[rows],
+            precision=self.precision[rows],
+            unexplained=self.unexplained[rows],
+        )
 
     def mean(self) -> FloatArray:
         """Expected loss of each run on GRID, shape (runs, grid); not clipped, not monotone in general."""
