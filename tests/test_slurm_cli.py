@@ -31,6 +31,8 @@ ROW = {
     "StartTime": b"1796010770",
     "EndTime": b"NONE",
     "TimeLimit": b"UNLIMITED",
+    "Name": b"train",
+    "Comment": b"(null)",
 }
 
 
@@ -62,7 +64,16 @@ def test_a_job_with_all_its_fields() -> None:
         start_unix_s=1796010770,
         end_unix_s=Special.UNLIMITED,
         limit_s=Special.UNLIMITED,
+        name="train",
+        comment="",
     )
+
+
+def test_name_and_comment_are_whatever_the_user_wrote() -> None:
+    job = one_job(Name=b"N/A", Comment=b" pfi:10%\n|9|<x>\xff\xc3\xa9 ")
+    assert (job.name, job.comment) == ("", " pfi:10%\n|9|<x>\\xffé ")
+    job.comment.encode()  # fit for every file and message
+    assert one_job(Name=b"a\nb\xff").name == "a\nb\\xff"
 
 
 def test_array_task_zero_is_a_task_and_a_waiting_group_is_none() -> None:

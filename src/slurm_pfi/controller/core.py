@@ -258,7 +258,8 @@ class Core:
         # What a node claims that Slurm did not give it does not touch the run where it really is.
         told: list[Action] = [_run_refused(view.run, reason) for reason in strangers.values()]
         gpus = {name: uuids for name, uuids in view.gpus.items() if name not in strangers}
-        flex, note = effective_flex(view.user_flex, job, self.config)
+        flag = "" if view.flex_source == "comment" else view.user_flex
+        flex, note, word, source = effective_flex(flag, job, self.config)
         phase = "waiting" if view.started_in_window and view.phase in ("new", "refused") else view.phase
         if phase in ("new", "refused"):
             phase = "admitted"
@@ -270,6 +271,8 @@ class Core:
             view,
             job=job,
             gpus=gpus,
+            user_flex=word,
+            flex_source=source,
             flex=flex,
             flex_note=note,
             phase=phase,

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import msgspec
 
 from ..allocation.problem import RunDemand
 from ..config import Config
 from ..elasticity.curve import ElasticityCurve
-from ..flex import FlexError, parse_flex
+from ..flex import flex_in_comment, is_flex, no_flex_in_comment, parse_flex
 from ..model import Flex, GpuReport, Report, Run, RunReport
 from ..slurm.backend import JobInfo
 from .budget import node_park_mw, parked_mw
 from .ledger import NS_PER_S, prior_of
-from .state import Baseline, NodeView, RunView, State
+from .state import Baseline, FlexSource, NodeView, RunView, State
 
 KEPT_SAMPLES = 240
 TOP_SHARE = 0.1  # arXiv 2609.11542: draw and throughput are the mean of the top 10 % of samples
@@ -22,32 +23,53 @@ BOUND_MARGIN_MW = 1000
 BEYOND_BASELINE = 1.1
 
 
-def effective_flex(word: str, job: JobInfo | None, config: Config) -> tuple[Flex, str]:
-    """What the site grants of what the user asked, and a note where the two differ.
+class Granted(NamedTuple):
+    """The flex that counts. ``word``: what the user asked for, and ``source`` where; empty when nothing was asked.
+
+    ``note`` says in words what differs from what the user may expect.
+    """
+
+    flex: Flex
+    note: str
+    word: str
+    source: FlexSource
+
+
+def effective_flex(word: str, job: JobInfo | None, config: Config) -> Granted:
+    """What the site grants of what the user asked: ``word``, from ``--power-flex``, else what the job's comment says.
 
     ``none`` is granted only to the partitions, accounts and QOS that the site lists; else it is read as ``low``.
     A word that is no flex is read as the site's default and said so: it came from a user. ``job`` is None while
     Slurm has not described it.
     """
     policy = config.policy
-    note = ""
-    if word == "":
-        word = "auto"
-    try:
-        flex = parse_flex(word, site_default=policy.default_flex)
-    except FlexError:
-        flex, note = (
-            parse_flex("auto", site_default=policy.default_flex),
-            "not a flex; the site's default counts",
-        )
+    word, source, notes = _asked(word, "" if job is None else job.comment)
+    flex = parse_flex(word if is_flex(word) else "auto", site_default=policy.default_flex)
     allowed = job is not None and (
         job.partition in policy.none_partitions
         or job.account in policy.none_accounts
         or job.qos in policy.none_qos
     )
     if flex.is_none and not allowed:
-        return parse_flex("low"), "none is not allowed here; read as low"
-    return flex, note
+        flex = parse_flex("low")
+        notes.append("none is not allowed here; read as low")
+    return Granted(flex, "; ".join(notes), word, source)
+
+
+def _asked(flag: str, comment: str) -> tuple[str, FlexSource, list[str]]:
+    """The user's word, where it came from, and what is to be said about it. The flag beats the comment."""
+    if flag and not is_flex(flag):
+        return flag, "flag", ["not a flex; the site's default counts"]
+    stated, wrong = flex_in_comment(comment), no_flex_in_comment(comment)
+    counts = f"--power-flex={flag}" if flag else f"pfi:{stated}" if stated else "the site's default"
+    notes = []
+    if flag and stated and flag != stated:
+        notes.append(f"{counts} counts, not pfi:{stated} in the comment")
+    if wrong is not None:
+        notes.append(f"{wrong} in the comment is not a flex; {counts} counts")
+    if flag:
+        return flag, "flag", notes
+    return (stated, "comment", notes) if stated else ("", "", notes)
 
 
 def run_over(run: Run, job: JobInfo) -> str:

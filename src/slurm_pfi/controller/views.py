@@ -101,6 +101,7 @@ def run_view(view: RunView, state: State, now_ns: int) -> dict[str, Any]:
         "nodes": sorted(view.gpus),
         "gpus": len(gpus),
         "user_flex": view.user_flex,
+        "flex_source": view.flex_source,
         "flex": None if view.flex is None else view.flex.text,
         "max_loss": None if view.flex is None else view.flex.max_loss,
         "cap_mw": max((cap for cap in caps if cap is not None), default=None),

@@ -38,7 +38,8 @@ class JobInfo:
 
     ``array_task_id`` is None for a job that is no array task, and for the group of an array's waiting tasks.
     ``account`` is text of the user's where the site has no accounting database. ``nodes`` is empty while the job
-    holds none.
+    holds none. ``name`` and ``comment`` are the user's, who may change them at any time, and empty when not given;
+    bytes in them that are no UTF-8 stand as ``\\xNN``, so the text can be encoded again anywhere.
     """
 
     job_id: int
@@ -57,6 +58,8 @@ class JobInfo:
     start_unix_s: Span
     end_unix_s: Span
     limit_s: Span
+    name: str = ""
+    comment: str = ""
 
     @property
     def holds_nodes(self) -> bool:

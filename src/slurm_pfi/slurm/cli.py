@@ -1,8 +1,7 @@
 """Slurm by its own commands, squeue and scontrol: works with every version, and is the default.
 
-Users choose texts such as the job's name, comment and, without an accounting database, account. Names and comments
-are never asked for beside other fields, and every field ends with a word that nobody can know beforehand: so no text
-can pose as a field or a job.
+Users choose texts such as the job's name, comment and, without an accounting database, account. Every field ends with
+a word that nobody can know beforehand: so no text can pose as a field or a job.
 """
 
 from __future__ import annotations
@@ -35,6 +34,8 @@ _FIELDS: Final = (
     "StartTime",
     "EndTime",
     "TimeLimit",
+    "Name",
+    "Comment",
 )
 _COMMENT_FIELDS: Final = ("JobID", "admin_comment")
 _NO_SUCH_JOB: Final = "Invalid job id specified"
@@ -221,6 +222,8 @@ def _read_job(cell: dict[str, str]) -> JobInfo:
         start_unix_s=parse_unix_s(cell["StartTime"]),
         end_unix_s=parse_unix_s(cell["EndTime"]),
         limit_s=parse_limit_s(cell["TimeLimit"]),
+        name=_named(cell["Name"]),
+        comment="" if cell["Comment"] == _UNSET else cell["Comment"],
     )
 
 
