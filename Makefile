@@ -6,8 +6,10 @@ SHELL := /bin/bash
 
 VENV := .venv
 PY := $(VENV)/bin/python
-# Debian's packages by name: Slurm and munge for the real cluster, a compiler for plugin and stand-in.
-APT_PACKAGES := python3 python3-venv gcc libc6-dev make slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libslurm-dev
+# Debian's packages by name: Slurm and munge for the real cluster, slurmdbd and its database for a cluster with accounting,
+# a compiler for plugin and stand-in.
+APT_PACKAGES := python3 python3-venv gcc libc6-dev make slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libslurm-dev \
+	slurmdbd mariadb-server
 
 .PHONY: help demo test lint bench science mutants clean setup system native
 
