@@ -51,19 +51,22 @@ class Baseline(Frozen, frozen=True, kw_only=True):
 
 
 RunPhase: TypeAlias = Literal["new", "waiting", "admitted", "refused", "gone"]
+FlexSource: TypeAlias = Literal["flag", "comment", ""]
 
 
 class RunView(Frozen, frozen=True, kw_only=True):
     """One run as the controller sees it, over all its nodes.
 
     ``waiting`` means waiting for power: known, but its floor does not fit yet. ``started_in_window`` runs are raised
-    only out of budget. ``sent_mw`` is the cap last sent to each of its nodes.
+    only out of budget. ``sent_mw`` is the cap last sent to each of its nodes. ``user_flex`` is the user's own word that
+    counted, and ``flex_source`` where it stood; both are empty when there was none.
     """
 
     run: Run
     first_seen_ns: int
     phase: RunPhase = "new"
     user_flex: str = ""
+    flex_source: FlexSource = ""
     flex: Flex | None = None
     flex_note: str = ""
     job: JobInfo | None = None
