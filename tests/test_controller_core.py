@@ -370,7 +370,7 @@ def test_others_make_room_in_time_for_a_node_that_did_not_hear_that_the_limit_go
         return round(caps_w(site.plans("n2")[-1])[2] or 0)
 
     assert until(18) == 600
-    assert until(4) == 571, "its floor: the first may draw 700 W from then on"
+    assert until(4) == 590, "its floor: the first may draw 700 W from then on"
 
 
 def test_a_run_that_was_idle_when_it_was_seen_gets_its_floor_back_when_it_begins_to_draw() -> None:

@@ -13,6 +13,7 @@ from slurm_pfi.config import parse_config
 from slurm_pfi.controller.science import Science, site_library
 from slurm_pfi.controller.shell import run_controller
 from slurm_pfi.elasticity.library import Library, LibraryError
+from slurm_pfi.model import Run
 
 NODES = '[[node_set]]\nnames = "g1"\ngpus = 8\ngpu_max_w = 700\noverhead_w = 100\n'
 OWN = """curve_id,gpu,family,cap_w,power_w_per_gpu,throughput
@@ -36,7 +37,7 @@ def test_own_curves_add_to_those_of_the_package(tmp_path: Path) -> None:
     library = site_library(parse_config(text(path, tmp_path), origin="t"))
     assert len(library.curves) == len(Library.load_default().curves) + 1
     assert "B300" in library.gpu_models
-    assert Science(library).greatest_reduction(0.1) > 0
+    assert Science(library).ignorance.greatest_reduction(Run("c", 1), "NVIDIA H200", 0.1) > 0
 
 
 def test_without_own_curves_the_library_is_the_packages() -> None:

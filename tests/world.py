@@ -16,6 +16,7 @@ from typing import Any
 from slurm_pfi.config import Config, NodeSet, PolicySection, TimesSection
 from slurm_pfi.controller import state as cs
 from slurm_pfi.controller.core import Core
+from slurm_pfi.controller.knowledge import learn_runs
 from slurm_pfi.controller.nodes import declared_nodes
 from slurm_pfi.controller.science import Science
 from slurm_pfi.elasticity.library import Library
@@ -195,6 +196,9 @@ class World:
                 self.after(0.05, later(cs.AllJobsRead(jobs=jobs)))
             case cs.WriteTag(run=run):
                 self.after(0.01, later(cs.TagWritten(run=run, ok=self.slurm_up)))
+            case cs.LearnCurves(evidence=evidence, number=number):
+                knowledge = learn_runs(self.core.science.prior, evidence, number)
+                self.after(0.1, later(cs.CurvesLearned(knowledge=knowledge)))
             case cs.NeedEpoch(above=above):
                 self.epoch = max(self.epoch, above) + 1
                 self.after(0.001, later(cs.EpochTaken(epoch=self.epoch)))

@@ -80,6 +80,7 @@ class TimesSection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     full_read_s: Seconds = 600.0
     full_read_min_s: Seconds = 60.0
     baseline_s: Seconds = 60.0
+    learn_s: Seconds = 60.0
     tag_after_s: Seconds = 30.0
     tag_refresh_s: Seconds = 300.0
 

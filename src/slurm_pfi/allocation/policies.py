@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..elasticity.curve import CurveStack
+from ..elasticity.curve import CurveStack, FloatArray, IntArray
 from ..units import MW_PER_W
 from .problem import Allocation, Policy, Problem, RunDemand
 from .rounding import lowest_cap_mw, whole_watts
 from .solve import ProblemError, Shares, by_index, equal, marginal
+
+Cut: TypeAlias = Callable[[Shares, float, IntArray], FloatArray]
+"""How ``marginal`` shares a need among runs: shares, need, and each share's place in ``Problem.runs``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,12 +38,13 @@ class _Runs:
     curves: CurveStack
     known: CurveStack
     pfi: NDArray[np.float64] | None
+    place: IntArray
 
     def total_mw(self, caps_mw: NDArray[np.int64]) -> int:
         return int((self.gpus * caps_mw).sum())
 
 
-def allocate(problem: Problem, policy: Policy) -> Allocation:
+def allocate(problem: Problem, policy: Policy, cut: Cut | None = None) -> Allocation:
     """Caps for all runs that keep the budget, or the shortfall if their floors do not fit it.
 
     ``equal`` reduces every run by the same share of its draw; what a floor holds back is spread over the others.
@@ -46,7 +52,8 @@ def allocate(problem: Problem, policy: Policy) -> Allocation:
     neither curves nor weights tell the runs apart it is ``equal``: an average curve is no ground to cut one run
     deeper than another. ``oracle`` is for studies: the same on curves that are the truth. ``pfi`` takes watts in
     proportion to draw / weight x PFI (Eq. 2 of arXiv 2609.11542); where a PFI is unknown it takes the median of the
-    others, and when none is known it is ``equal``.
+    others, and when none is known it is ``equal``. With a ``cut`` that decides for ``marginal``: what a posterior
+    certifies stands there in place of the curves' own optimum.
 
     If the floors do not fit, every run goes to its floor. If an emergency limit needs more, floors are passed by
     the same policy, runs with flex ``none`` last. Caps are whole watts, or the ceiling itself where uncut.
@@ -55,7 +62,7 @@ def allocate(problem: Problem, policy: Policy) -> Allocation:
     for demand in problem.runs:
         _check(demand)
     order = sorted(range(len(problem.runs)), key=lambda i: _name(problem.runs[i]))
-    runs = _as_arrays([problem.runs[i] for i in order])
+    runs = _as_arrays(problem.runs, order)
     if problem.parked_total_mw < 0:
         raise ProblemError(f"parked GPUs hold {problem.parked_total_mw} mW")
     budget_mw = problem.budget_total_mw - problem.parked_total_mw
@@ -64,10 +71,10 @@ def allocate(problem: Problem, policy: Policy) -> Allocation:
         hard_mw -= problem.parked_total_mw
         budget_mw = min(budget_mw, hard_mw)
     everyone = np.ones(runs.gpus.size, dtype=bool)
-    caps = _share(runs, policy, everyone, runs.ceiling_mw, runs.floor_mw, budget_mw=budget_mw)
+    caps = _share(runs, policy, cut, everyone, runs.ceiling_mw, runs.floor_mw, budget_mw=budget_mw)
     if hard_mw is not None and runs.total_mw(caps) > hard_mw:
         for group in (~runs.flex_none, runs.flex_none):
-            caps = _share(runs, policy, group, caps, runs.lowest_mw, budget_mw=hard_mw)
+            caps = _share(runs, policy, cut, group, caps, runs.lowest_mw, budget_mw=hard_mw)
     loss = runs.curves.loss_at(1.0 - caps / runs.draw_mw)
     back = np.empty(len(order), dtype=np.intp)
     back[order] = np.arange(len(order))
@@ -105,7 +112,9 @@ def _check(demand: RunDemand) -> None:
         raise ProblemError(f"run {demand.run}: weight {demand.weight} is no number >= 0")
 
 
-def _as_arrays(demands: list[RunDemand]) -> _Runs:
+def _as_arrays(unsorted: Sequence[RunDemand], order: list[int]) -> _Runs:
+    demands = [unsorted[i] for i in order]
+
     def whole(values: list[int]) -> NDArray[np.int64]:
         return np.array(values, dtype=np.int64)
 
@@ -122,12 +131,14 @@ def _as_arrays(demands: list[RunDemand]) -> _Runs:
         curves=CurveStack([d.curve for d in demands]),
         known=CurveStack([d.common_curve or d.curve for d in demands]),
         pfi=_known_index(demands),
+        place=np.array(order, dtype=np.intp),
     )
 
 
 def _share(
     runs: _Runs,
     policy: Policy,
+    cut: Cut | None,
     group: NDArray[np.bool_],
     top_mw: NDArray[np.int64],
     bottom_mw: NDArray[np.int64],
@@ -149,13 +160,19 @@ def _share(
         start = np.maximum(1.0 - top_mw / runs.draw_mw, 0.0)
         end = np.maximum(1.0 - bottom_mw / runs.draw_mw, start)
         shares = Shares(runs.gpus * runs.draw_mw, runs.gpus * runs.weight, start, end)
-        reduction = _reductions(runs, policy, shares, need_mw - free_mw + float((shares.watts * start).sum()))
+        reduction = _reductions(
+            runs, policy, cut, shares, need_mw - free_mw + float((shares.watts * start).sum())
+        )
         # Where nothing is reduced the cap is the start itself, not what is left of it after dividing and multiplying.
         caps = np.where(reduction > start, (1.0 - reduction) * runs.draw_mw, top_mw - room_mw)
     return whole_watts(caps, runs.gpus, top_mw, bottom_mw, budget_mw)
 
 
-def _reductions(runs: _Runs, policy: Policy, shares: Shares, need_mw: float) -> NDArray[np.float64]:
+def _reductions(
+    runs: _Runs, policy: Policy, cut: Cut | None, shares: Shares, need_mw: float
+) -> NDArray[np.float64]:
+    if policy == "marginal" and cut is not None:
+        return cut(shares, need_mw, runs.place)
     if policy == "pfi" and runs.pfi is not None:
         return by_index(shares, runs.pfi, need_mw)
     if policy == "oracle" or (policy == "marginal" and not _indistinct(runs)):

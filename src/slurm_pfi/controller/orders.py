@@ -156,7 +156,8 @@ class Orders:
         emergency_mw = order.limit_mw if order.class_ == "emergency" else None
         step = ScheduleStep(starts_in_s=0.0, limit_mw=order.limit_mw, emergency_mw=emergency_mw)
         asking = candidates(state, config, control.core.science, site)
-        shares = share(asking, config.policy.name, site, step)
+        knowledge = control.core.science.knowledge(state)
+        shares = share(asking, config.policy.name, site, step, knowledge)
         silent = f"; counted at their worst, not answering: {', '.join(site.silent)}" if site.silent else ""
         if shares.shortfall_mw:
             how = "at its floor" if emergency_mw is None else "as low as it goes"

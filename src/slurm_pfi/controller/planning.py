@@ -105,7 +105,8 @@ def _open(
     steps: tuple[ScheduleStep, ...],
     now_ns: int,
 ) -> tuple[State, list[Action]]:
-    shares = share(candidates(state, config, science, site), config.policy.name, site, steps[0])
+    asking = candidates(state, config, science, site)
+    shares = share(asking, config.policy.name, site, steps[0], science.knowledge(state))
     caps = _safe_caps(state, site, shares)
     limit_mw = steps[0].limit_mw or 0
     window = WindowView(
@@ -220,7 +221,8 @@ def _runs_after(state: State, site: SiteView, shares: Shares, caps: Caps, now_ns
             sent_mw={**{node: cap for node, cap in view.sent_mw.items() if node in view.gpus}, **sent[run]},
             target_cap_mw=shares.allocation.caps_mw[i],
             floor_mw=demand.floor_mw,
-            expected_loss=shares.allocation.expected_loss[i],
+            expected_loss=shares.loss[i],
+            expected_loss_sd=shares.loss_sd[i],
             floor_passed=run in shares.allocation.floor_passed,
         )
     return runs
@@ -274,7 +276,7 @@ def _steps_ahead(
                 last = CapsStep(step.starts_in_s, {}, parked=False)
                 ahead.append(last)
             continue
-        shares = share(asking, config.policy.name, site, step)
+        shares = share(asking, config.policy.name, site, step, science.knowledge(state))
         caps = {
             (demand.run, gpu.node): min(cap_mw, last.caps.get((demand.run, gpu.node), cap_mw))
             for demand, cap_mw, gpus in zip(

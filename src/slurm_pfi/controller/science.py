@@ -9,7 +9,10 @@ from ..config import Config
 from ..elasticity.curve import ElasticityCurve
 from ..elasticity.curvefile import CurveFileError, load_text
 from ..elasticity.index import Pfi
-from ..elasticity.library import Library, LibraryError, greatest_reduction
+from ..elasticity.library import Library, LibraryError
+from ..elasticity.prior import Prior
+from .knowledge import Knowledge, learn_runs
+from .state import State
 
 GRID_W = (200.0, 300.0, 400.0, 500.0, 600.0, 700.0)
 """The cap grid of a PFI that nobody measured: the six caps of arXiv 2609.11542 on H200."""
@@ -29,20 +32,21 @@ def site_library(config: Config) -> Library:
 
 @dataclass(frozen=True)
 class Science:
-    """A library and what is derived from it. The same for all runs until runs have measurements of their own."""
+    """A library and what is derived from it, prepared once; ``ignorance`` is what is known before any run was seen."""
 
     library: Library
+    prior: Prior = field(init=False)
     mean: ElasticityCurve = field(init=False)
     default_pfi: Pfi = field(init=False)
-    _reductions: dict[float, float] = field(init=False, default_factory=dict)
+    ignorance: Knowledge = field(init=False)
 
     def __post_init__(self) -> None:
+        prior = Prior(self.library)
+        object.__setattr__(self, "prior", prior)
         object.__setattr__(self, "mean", self.library.mean())
         object.__setattr__(self, "default_pfi", self.library.default_pfi(GRID_W))
+        object.__setattr__(self, "ignorance", learn_runs(prior, (), 0))
 
-    def greatest_reduction(self, max_loss: float) -> float:
-        """The largest reduction whose loss stays within ``max_loss`` (0..1), judged by the upper loss quantile."""
-        known = self._reductions.get(max_loss)
-        if known is None:
-            known = self._reductions[max_loss] = greatest_reduction(max_loss, self.library)
-        return known
+    def knowledge(self, state: State) -> Knowledge:
+        """What was learned last, or what was known from the start."""
+        return self.ignorance if state.knowledge is None else state.knowledge

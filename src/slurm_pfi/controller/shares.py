@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..allocation.policies import allocate
 from ..allocation.problem import Allocation, Policy, Problem, RunDemand
 from ..allocation.rounding import lowest_cap_mw
+from ..allocation.solve import Shares as Cuts
 from ..config import Config
+from ..elasticity.curve import FloatArray, IntArray
 from ..model import GpuReport, Run
 from ..store.limits import ScheduleStep
 from .budget import Gpu, GpuKey, SiteView, commandable_gpus, gpus_of, gpus_on
 from .dispatch import Caps
+from .knowledge import Asked, Knowledge
 from .ledger import prior_of
 from .runs import demand_of
-from .science import Science
+from .science import GRID_W, Science
 from .state import RunView, State
 
 
@@ -29,20 +32,30 @@ class Candidate:
     park_mw: int
     floor_mw: int
 
+    @property
+    def asked(self) -> Asked:
+        return self.demand.run, self.gpus[0].report.model
+
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What one limit step gives each run: target caps, and what is missing."""
+    """What one limit step gives each run: target caps, what they are expected to lose, and what is missing.
+
+    ``loss`` (0..1) and ``loss_sd`` go by what was learned of each run.
+    """
 
     demands: tuple[RunDemand, ...]
     gpus: tuple[tuple[Gpu, ...], ...]
     allocation: Allocation
+    loss: tuple[float, ...]
+    loss_sd: tuple[float, ...]
     budget_mw: int
     shortfall_mw: int
 
 
 def candidates(state: State, config: Config, science: Science, site: SiteView) -> tuple[Candidate, ...]:
     """Those who ask, the admitted first, then the others as they came. A waiting run on another's GPU does not ask."""
+    knowledge = science.knowledge(state)
     found: list[Candidate] = []
     claimed: set[GpuKey] = set()
     for view in state.runs.values():
@@ -59,15 +72,28 @@ def candidates(state: State, config: Config, science: Science, site: SiteView) -
             if not claimed.isdisjoint(keys):
                 continue  # they are another's still: it runs under that one's cap
             claimed |= keys
-        demand = _demand(view, gpus, config, science)
+        demand = _demand(view, gpus, config, science, knowledge)
         park_mw = sum(gpu.park_mw for gpu in gpus)
         floor_mw = demand.gpus * _whole_watts_up(demand.floor_mw)
         found.append(Candidate(waiting, gpus, demand, park_mw, floor_mw))
-    return tuple(found)
+    return _indexed(found, knowledge) if config.policy.name == "pfi" else tuple(found)
 
 
-def share(asking: Sequence[Candidate], policy: Policy, site: SiteView, step: ScheduleStep) -> Shares:
-    """Admit whom the budget of this limit step bears, and share it. Parked GPUs count at their park cap."""
+def _indexed(found: Sequence[Candidate], knowledge: Knowledge) -> tuple[Candidate, ...]:
+    """The same with the PFI of each, all on one grid of caps."""
+    indices = knowledge.indices([one.asked for one in found], [one.demand.draw_mw for one in found], GRID_W)
+    return tuple(
+        replace(one, demand=replace(one.demand, pfi=pfi)) for one, pfi in zip(found, indices, strict=True)
+    )
+
+
+def share(
+    asking: Sequence[Candidate], policy: Policy, site: SiteView, step: ScheduleStep, knowledge: Knowledge
+) -> Shares:
+    """Admit whom the budget of this limit step bears, and share it. Parked GPUs count at their park cap.
+
+    ``marginal`` goes as far from the equal cut as what was learned certifies.
+    """
     taken_mw = site.fixed_mw + site.constant_mw
     parked_mw = sum(gpu.park_mw for gpu in site.gpus.values() if gpu.commandable)
     budget_mw = (step.limit_mw or 0) - taken_mw - parked_mw
@@ -85,10 +111,25 @@ def share(asking: Sequence[Candidate], policy: Policy, site: SiteView, step: Sch
         admitted.append(one)
 
     demands = tuple(one.demand for one in admitted)
-    allocation = allocate(Problem(demands, budget_mw, hard_mw), policy)
+    asked = [one.asked for one in admitted]
+
+    def cut(cuts: Cuts, need_mw: float, place: IntArray) -> FloatArray:
+        return knowledge.cut([asked[i] for i in place], cuts, need_mw).reduction
+
+    allocation = allocate(Problem(demands, budget_mw, hard_mw), policy, cut)
+    reductions = [1.0 - cap / d.draw_mw for d, cap in zip(demands, allocation.caps_mw, strict=True)]
+    loss, loss_sd = knowledge.losses(asked, reductions)
     committed_mw = sum(d.gpus * cap for d, cap in zip(demands, allocation.caps_mw, strict=True))
     shortfall_mw = max(0, committed_mw - budget_mw)
-    return Shares(demands, tuple(one.gpus for one in admitted), allocation, budget_mw, shortfall_mw)
+    return Shares(
+        demands=demands,
+        gpus=tuple(one.gpus for one in admitted),
+        allocation=allocation,
+        loss=tuple(loss.tolist()),
+        loss_sd=tuple(loss_sd.tolist()),
+        budget_mw=budget_mw,
+        shortfall_mw=shortfall_mw,
+    )
 
 
 def unreached_caps(state: State, config: Config, science: Science, site: SiteView) -> Caps:
@@ -105,16 +146,20 @@ def unreached_caps(state: State, config: Config, science: Science, site: SiteVie
             if gpus and not any(gpu.commandable for gpu in gpus):
                 cap_mw = view.sent_mw.get(node)
                 if cap_mw is None:
-                    cap_mw = lowest_cap_mw(_demand(view, gpus, config, science))
+                    cap_mw = lowest_cap_mw(_demand(view, gpus, config, science, science.knowledge(state)))
                 # Never a raise: no more than what each of these GPUs is counted at already.
                 bounds_mw = (gpu.worst_mw for gpu in gpus if gpu.worst_mw < prior_of(gpu.report))
                 caps[view.run, node] = min(cap_mw, *bounds_mw, cap_mw)
     return caps
 
 
-def _demand(view: RunView, gpus: Sequence[Gpu], config: Config, science: Science) -> RunDemand:
+def _demand(
+    view: RunView, gpus: Sequence[Gpu], config: Config, science: Science, knowledge: Knowledge
+) -> RunDemand:
     reports: list[GpuReport] = [gpu.report for gpu in gpus]
-    reduction = 0.0 if view.flex is None else science.greatest_reduction(view.flex.max_loss)
+    reduction = 0.0
+    if view.flex is not None:
+        reduction = knowledge.greatest_reduction(view.run, reports[0].model, view.flex.max_loss)
     return demand_of(view, reports, science.mean, reduction, config.policy.draw_margin)
 
 

@@ -25,6 +25,7 @@ from ..store.sealed import UnreadableError
 from ..store.switch import OffSwitch
 from ..units import watts_to_mw
 from .core import Core
+from .knowledge import Knowledge, learn_runs
 from .nodes import ConfigNodesError, cannot_leave, declared_nodes, with_nodes
 from .orders import Orders
 from .science import Science, site_library
@@ -32,9 +33,11 @@ from .slurm_worker import SlurmWorker
 from .state import (
     Action,
     Audit,
+    CurvesLearned,
     Cycle,
     EpochTaken,
     Event,
+    LearnCurves,
     LimitsChanged,
     NeedEpoch,
     NodeLost,
@@ -262,6 +265,8 @@ class Controller:
                 self._slurm.read_all()
             case WriteTag():
                 self._slurm.write_tag(action)
+            case LearnCurves():
+                self._learn(action)
             case NeedEpoch(above=above):
                 self._raise_epoch(above)
 
@@ -269,6 +274,22 @@ class Controller:
         plan = action.plan
         if plan.mode == "observe" or self._commanded.is_commanded(plan.node, plan.answers.boot_id):
             self._bus.send(plan.node, plan)
+
+    def _learn(self, action: LearnCurves) -> None:
+        """In a thread: limits are more urgent than curves, and numpy lets others work meanwhile."""
+        loop = asyncio.get_running_loop()
+        done = loop.run_in_executor(
+            None, learn_runs, self.core.science.prior, action.evidence, action.number
+        )
+        done.add_done_callback(self._on_learned)
+
+    def _on_learned(self, done: asyncio.Future[Knowledge]) -> None:
+        if done.cancelled() or self._stopping.is_set():
+            return
+        error = done.exception()
+        if error is not None:
+            log.error(f"a fault of the learner, please report it; what was known before stands: {error!r}")
+        self.take(CurvesLearned(knowledge=None if error is not None else done.result()))
 
     def _mark_commanded(self, actions: list[Action]) -> None:
         """On record before the first enforcing plan to a boot goes out; else that plan does not go out."""

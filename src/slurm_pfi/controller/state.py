@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
+from ..elasticity.evidence import RunEvidence
 from ..model import Flex, Frozen, GpuId, Limit, Mode, Plan, Report, Run
 from ..slurm.backend import JobInfo
 from ..slurm.tag import Tag
+from .knowledge import Knowledge
 
 
 class SentPlan(Frozen, frozen=True, kw_only=True):
@@ -80,6 +82,7 @@ class RunView(Frozen, frozen=True, kw_only=True):
     target_cap_mw: int | None = None
     floor_mw: int | None = None
     expected_loss: float | None = None
+    expected_loss_sd: float | None = None
     floor_passed: bool = False
     breach_told: bool = False
     capped_since_ns: int | None = None
@@ -105,6 +108,8 @@ class State(Frozen, frozen=True, kw_only=True):
     """All of it. ``off`` is the red button: nothing is commanded and every cap is given back.
 
     ``planned`` is False until the first planning cycle: before it nobody knows whether a window is open.
+    ``knowledge``: what was last learned of the runs' curves; ``learned_from``: the evidence that is with the learner or
+    was last; ``learn_due_ns``: not to be asked again before.
     ``strangers``: (cluster, node, reason) of reports refused and told of. ``epoch_due_ns``: no new epoch before.
     """
 
@@ -123,6 +128,10 @@ class State(Frozen, frozen=True, kw_only=True):
     epoch_due_ns: int = 0
     full_read_due_ns: int = 0
     reading_all: bool = False
+    knowledge: Knowledge | None = None
+    learning: bool = False
+    learned_from: tuple[tuple[Run, RunEvidence], ...] = ()
+    learn_due_ns: int = 0
 
 
 # ------------------------------------------------------------------------------------------------------ events
@@ -186,6 +195,12 @@ class TagWritten(Frozen, frozen=True, kw_only=True):
     ok: bool
 
 
+class CurvesLearned(Frozen, frozen=True, kw_only=True):
+    """The learner has come to an end; None if it failed, and then what was known before stands."""
+
+    knowledge: Knowledge | None
+
+
 Event: TypeAlias = (
     Cycle
     | ReportCame
@@ -196,6 +211,7 @@ Event: TypeAlias = (
     | LimitsChanged
     | OffChanged
     | TagWritten
+    | CurvesLearned
 )
 
 
@@ -220,6 +236,13 @@ class WriteTag(Frozen, frozen=True, kw_only=True):
     tag: Tag
 
 
+class LearnCurves(Frozen, frozen=True, kw_only=True):
+    """Learn the curves of these runs; seconds of work on a large site, so not in the shell's own thread."""
+
+    evidence: tuple[tuple[Run, RunEvidence], ...]
+    number: int
+
+
 class NeedEpoch(Frozen, frozen=True, kw_only=True):
     """A node has seen a higher epoch than ours: take one above it."""
 
@@ -231,4 +254,4 @@ class Audit(Frozen, frozen=True, kw_only=True):
     fields: dict[str, Any]
 
 
-Action: TypeAlias = SendPlan | NeedEpoch | ReadJob | ReadAllJobs | WriteTag | Audit
+Action: TypeAlias = SendPlan | NeedEpoch | ReadJob | ReadAllJobs | WriteTag | LearnCurves | Audit

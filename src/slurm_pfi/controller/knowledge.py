@@ -1,0 +1,164 @@
+"""What was learned of all runs at one time: their curves, how surely, and which cut that certifies. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from ..allocation.guard import Certified, guarded
+from ..allocation.solve import Shares
+from ..elasticity.curve import CurveError, FloatArray, IntArray
+from ..elasticity.evidence import RunEvidence, pool_kin
+from ..elasticity.floors import reach, upper_losses
+from ..elasticity.index import Pfi
+from ..elasticity.learned import learned_pfi
+from ..elasticity.learner import learn
+from ..elasticity.names import gpu_key
+from ..elasticity.posterior import Posterior
+from ..elasticity.prior import GRID, Prior
+from ..elasticity.process import FLOORS
+from ..model import Run
+
+Asked: TypeAlias = tuple[Run, str]
+"""A run and its GPU model as the driver names it. A run that was not yet learned stands for its GPU model."""
+
+SMALLEST_LOSS: Final = 0.01
+KEPT_CUTS: Final = 64
+"""Cuts that are remembered: a limit with many steps ahead is planned anew in every cycle."""
+
+
+@dataclass(frozen=True, eq=False)
+class Knowledge:
+    """Made by ``learn_runs``; the same for everyone until the next learning.
+
+    ``sharing`` decides who gives how much, ``upper`` (rows, grid) what may be promised: losses that are passed only
+    with the error that a floor allows. ``rows``: where a run stands; ``strangers``: where a GPU model's unknown run
+    stands, "" any other model's. ``evidence``: what it was learned from, by row.
+    """
+
+    number: int
+    sharing: Posterior
+    mean: FloatArray
+    sd: FloatArray
+    upper: FloatArray
+    deepest: FloatArray
+    rows: Mapping[Run, int]
+    strangers: Mapping[str, int]
+    evidence: tuple[RunEvidence, ...]
+    _cuts: OrderedDict[tuple[bytes, ...], Certified] = field(init=False, default_factory=OrderedDict)
+
+    def row(self, run: Run, gpu_model: str) -> int:
+        """Where to look for this run."""
+        found = self.rows.get(run)
+        if found is not None:
+            return found
+        return self.strangers.get(gpu_key(gpu_model), self.strangers[""])
+
+    def is_learned(self, run: Run) -> bool:
+        """Whether anything measured of this run, or of its kin, went into its curve."""
+        row = self.rows.get(run)
+        return row is not None and bool(self.sharing.batch.real[row].any())
+
+    def losses(self, asked: Sequence[Asked], reductions: Sequence[float]) -> tuple[FloatArray, FloatArray]:
+        """Expected loss of each run at its reduction (0..1), and its standard deviation; shapes (runs,)."""
+        return self._losses(self._rows(asked), reductions)
+
+    def expected(self, gpu_model: str, reduction: float) -> tuple[float, float]:
+        """The same of a run on this GPU model that was never measured."""
+        row = self.strangers.get(gpu_key(gpu_model), self.strangers[""])
+        mean, sd = self._losses(np.array([row]), [reduction])
+        return float(mean[0]), float(sd[0])
+
+    def _losses(self, rows: IntArray, reductions: Sequence[float]) -> tuple[FloatArray, FloatArray]:
+        x = np.clip(np.asarray(reductions, dtype=np.float64), 0.0, 1.0) * (GRID.size - 1)
+        low = np.minimum(x.astype(np.intp), GRID.size - 2)
+        share = x - low
+        mean = self.mean[rows, low] * (1 - share) + self.mean[rows, low + 1] * share
+        sd = self.sd[rows, low] * (1 - share) + self.sd[rows, low + 1] * share
+        return np.where(x > 0, np.clip(mean, 0.0, 1.0), 0.0), np.where(x > 0, sd, 0.0)
+
+    def greatest_reduction(self, run: Run, gpu_model: str, max_loss: float) -> float:
+        """The largest reduction (0..1) whose loss stays within ``max_loss`` (0..1) as a floor promises it."""
+        if max_loss <= 0:
+            return 0.0
+        row = self.row(run, gpu_model)
+        return float(reach(self.upper[row : row + 1], np.array([max_loss]))[0])
+
+    def pfi(self, run: Run, gpu_model: str, draw_mw: int, grid_w: tuple[float, ...]) -> Pfi | None:
+        """The run's PFI on a grid of caps (W), with its interval; None where the grid costs it nothing."""
+        row = self.row(run, gpu_model)
+        measured = self.is_learned(run)
+        try:
+            return learned_pfi(
+                self.sharing,
+                row,
+                grid_w,
+                draw_mw / 1000,
+                gpu_model=gpu_model if measured else "",
+                source="measured" if measured else "default",
+            )
+        except CurveError:
+            return None
+
+    def indices(
+        self, asked: Sequence[Asked], draw_mw: Sequence[int], grid_w: Sequence[float]
+    ) -> list[float | None]:
+        """PFI of many runs on one grid of caps (W), from their expected losses alone; None where none is defined."""
+        if not asked:
+            return []
+        draw_w = np.asarray(draw_mw, dtype=np.float64)[:, None] / 1000
+        x = np.clip(1.0 - np.asarray(grid_w, dtype=np.float64)[None, :] / draw_w, 0.0, 1.0)
+        loss = np.array(
+            [np.interp(at, GRID, row) for at, row in zip(x, self.mean[self._rows(asked)], strict=True)]
+        )
+        used = (loss >= SMALLEST_LOSS) & (x > 0)
+        ratio = np.divide(x, loss, out=np.zeros_like(x), where=used)
+        count = used.sum(axis=1)
+        return [float(total / n) if n else None for total, n in zip(ratio.sum(axis=1), count, strict=True)]
+
+    def cut(self, asked: Sequence[Asked], shares: Shares, need: float) -> Certified:
+        """The certified cut of these runs (``allocation.guard``); equal while nothing tells them apart."""
+        rows = self._rows(asked)
+        key = (
+            rows.tobytes(),
+            *(array.tobytes() for array in (shares.watts, shares.value, shares.start, shares.end)),
+            np.float64(need).tobytes(),
+        )
+        known = self._cuts.get(key)
+        if known is None:
+            # A run that is no row of its own was not measured: it may stand in several places at once.
+            known = guarded(shares, self.sharing.take(rows), self.deepest[rows], need)
+            self._cuts[key] = known
+            if len(self._cuts) > KEPT_CUTS:
+                self._cuts.popitem(last=False)
+        return known
+
+    def _rows(self, asked: Sequence[Asked]) -> IntArray:
+        return np.array([self.row(run, model) for run, model in asked], dtype=np.intp)
+
+
+def learn_runs(prior: Prior, found: Sequence[tuple[Run, RunEvidence]], number: int) -> Knowledge:
+    """Learn the curves of all runs together, and what is expected of a run that nobody knows yet.
+
+    Runs of one kind of work lend each other their measurements. Linear in runs; some 0.2 ms a run, twice.
+    """
+    own = tuple(evidence for _, evidence in found)
+    models = sorted({gpu_key(evidence.gpu_model) for evidence in own} | {""})
+    known = tuple(pool_kin(own)) + tuple(RunEvidence(model) for model in models)
+    sharing = learn(prior, known)
+    mean, sd = sharing.mean_and_sd()
+    return Knowledge(
+        number=number,
+        sharing=sharing,
+        mean=np.maximum.accumulate(np.clip(mean, 0.0, 1.0), axis=1),
+        sd=sd,
+        upper=upper_losses(learn(prior, known, spreads=FLOORS)),
+        deepest=np.array([evidence.deepest for evidence in known]),
+        rows={run: row for row, (run, _) in enumerate(found)},
+        strangers={model: len(own) + i for i, model in enumerate(models)},
+        evidence=known,
+    )
