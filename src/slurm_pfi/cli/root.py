@@ -11,23 +11,34 @@ import click
 
 from .. import __version__
 from ..bus.control import WRONG_USE
-from . import config_check, controller, doctor, jobs, limit, off, status
 
-_ON_USE: Final = {"pfi": "pfi", "fit-predictor": "fit_predictor", "study": "study"}
-"""Commands that compute: they load numpy, which nobody who asks for the status should wait for."""
+_MODULES: Final = {
+    "config": "config_check",
+    "controller": "controller",
+    "doctor": "doctor",
+    "fit-predictor": "fit_predictor",
+    "jobs": "jobs",
+    "limit": "limit",
+    "off": "off",
+    "on": "off",
+    "pfi": "pfi",
+    "status": "status",
+    "study": "study",
+}
+"""Which module has a command: it is imported when the command is used, so that nobody waits for what others need."""
 
 
 class _Commands(click.Group):
-    """A group that imports some of its commands only when they are used, or listed."""
+    """A group that imports a command when it is used, or all of them to list them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *_ON_USE})
+        return sorted(_MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _ON_USE:
-            return super().get_command(ctx, cmd_name)
-        module = import_module(f".{_ON_USE[cmd_name]}", __package__)
-        found: click.Command = getattr(module, _ON_USE[cmd_name])
+        if cmd_name not in _MODULES:
+            return None
+        module = import_module(f".{_MODULES[cmd_name]}", __package__)
+        found: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return found
 
 
@@ -45,16 +56,6 @@ def root(config: str | None) -> None:
 
     Exit codes: 0 done, 1 the answer is no, 2 wrong use, 3 a component cannot be reached.
     """
-
-
-root.add_command(status.status)
-root.add_command(jobs.jobs)
-root.add_command(limit.limit)
-root.add_command(off.off)
-root.add_command(off.on)
-root.add_command(config_check.config)
-root.add_command(doctor.doctor)
-root.add_command(controller.controller)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
