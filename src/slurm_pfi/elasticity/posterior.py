@@ -17,6 +17,32 @@ _KNOTS_ON_GRID: Final = knot_weights(GRID)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Joint:
+    """The losses of one run at a few reductions together: a mixture of normal distributions of one covariance.
+
+    ``weight`` (candidates,), ``mean`` (candidates, points), ``cov`` (points, points); the losses are not clipped.
+    """
+
+    weight: FloatArray
+    mean: FloatArray
+    cov: FloatArray
+
+    def samples(self, place: FloatArray, normal: FloatArray) -> FloatArray:
+        """Losses (samples, points), from random numbers: ``place`` (samples,) uniform, ``normal`` (samples, points).
+
+        ``place`` (0..1) says by the candidates' weights from which each sample comes.
+        """
+        total = np.cumsum(self.weight)
+        which = np.minimum(np.searchsorted(total, place * total[-1]), total.size - 1)
+        value, vector = np.linalg.eigh(
+            self.cov
+        )  # at reduction 0 there is no variance, so it has no Cholesky root
+        root = vector * np.sqrt(np.maximum(value, 0.0))
+        result: FloatArray = self.mean[which] + normal @ root.T
+        return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Posterior:
     """The learned curves of all runs; made by ``learner.learn``.
 
@@ -88,6 +114,24 @@ class Posterior:
             shared = ((slope @ self.shared_cov[self.batch.group[rows]]) * slope).sum(axis=2)
             sd[rows] = np.sqrt(process + self._between(rows, pull, table) + np.maximum(shared, 0.0))
         return self.mean(), sd
+
+    def joint(self, row: int, reduction: FloatArray) -> Joint:
+        """What is known of one run's losses at some reductions (points,), and how they err together."""
+        rows, x = slice(row, row + 1), reduction[None]
+        sd = self._own_sd(rows, x, interpolate(self.mean_loss[rows], x))
+        own = self._own_covariance(rows, x, sd)[0]
+        pull, points = own @ self.precision[row], self.batch.reduction[row]
+        slope = knot_weights(reduction) - pull @ knot_weights(points)
+        group = self.batch.group[row]
+        distance = reduction[:, None] - reduction[None, :]
+        cov = sd[0, :, None] * sd[0, None, :] * matern(distance, self.spreads.run.length) - pull @ own.T
+        factors = np.concatenate((np.eye(reduction.size), -pull), axis=1)
+        curves = combined(self.prior.losses, factors[None], np.concatenate((reduction, points))[None])[0]
+        return Joint(
+            weight=self.candidate[row].astype(np.float64),
+            mean=curves.T + (pull @ self.batch.loss[row] + slope @ self.shared_mean[group]),
+            cov=cov + slope @ self.shared_cov[group] @ slope.T,
+        )
 
     def gain(self, before: FloatArray, after: FloatArray, value: FloatArray) -> tuple[float, float]:
         """What going from some reductions to others saves in sum(value x loss), and its standard deviation.
