@@ -97,8 +97,8 @@ def test_a_run_that_came_after_the_learning_stands_for_its_gpu_model() -> None:
 def test_a_floor_follows_what_was_measured_and_never_allows_where_no_loss_is() -> None:
     flexible, rigid, unknown = run(1), run(0), run(99)
     reach = {one: KNOWLEDGE.greatest_reduction(one, H200, 0.05) for one in (flexible, rigid, unknown)}
-    assert reach[rigid] < reach[unknown] < reach[flexible]
-    assert reach[rigid] < 0.10
+    assert reach[rigid] < 0.07 < reach[flexible]
+    assert reach[unknown] < reach[rigid], "what is not known allows least"
     for one in (flexible, rigid, unknown):
         limits = [KNOWLEDGE.greatest_reduction(one, H200, limit) for limit in (0.0, 0.05, 0.1, 0.3, 1.0)]
         assert limits[0] == 0
