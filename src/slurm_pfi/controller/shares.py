@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..allocation.guard import Certified
 from ..allocation.policies import allocate
 from ..allocation.problem import Allocation, Policy, Problem, RunDemand
 from ..allocation.rounding import lowest_cap_mw
@@ -41,7 +42,8 @@ class Candidate:
 class Shares:
     """What one limit step gives each run: target caps, what they are expected to lose, and what is missing.
 
-    ``loss`` (0..1) and ``loss_sd`` go by what was learned of each run.
+    ``loss`` (0..1) and ``loss_sd`` go by what was learned of each run. ``certified``: how far ``marginal`` went from the
+    equal cut and why; None where nothing had to be decided, or by another policy.
     """
 
     demands: tuple[RunDemand, ...]
@@ -51,6 +53,7 @@ class Shares:
     loss_sd: tuple[float, ...]
     budget_mw: int
     shortfall_mw: int
+    certified: Certified | None = None
 
 
 def candidates(state: State, config: Config, science: Science, site: SiteView) -> tuple[Candidate, ...]:
@@ -113,8 +116,12 @@ def share(
     demands = tuple(one.demand for one in admitted)
     asked = [one.asked for one in admitted]
 
+    certified: Certified | None = None
+
     def cut(cuts: Cuts, need_mw: float, place: IntArray) -> FloatArray:
-        return knowledge.cut([asked[i] for i in place], cuts, need_mw).reduction
+        nonlocal certified
+        certified = knowledge.cut([asked[i] for i in place], cuts, need_mw)
+        return certified.reduction
 
     allocation = allocate(Problem(demands, budget_mw, hard_mw), policy, cut)
     reductions = [1.0 - cap / d.draw_mw for d, cap in zip(demands, allocation.caps_mw, strict=True)]
@@ -129,6 +136,7 @@ def share(
         loss_sd=tuple(loss_sd.tolist()),
         budget_mw=budget_mw,
         shortfall_mw=shortfall_mw,
+        certified=certified,
     )
 
 
