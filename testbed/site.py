@@ -59,7 +59,8 @@ conf = "{slurm_conf}"
 
 @dataclass(frozen=True, kw_only=True)
 class SiteOptions:
-    """``policy`` and ``times`` are TOML lines for these sections; ``scrambled`` names nodes of mixed-up numbering.
+    """``policy`` and ``times`` are TOML lines for these sections; ``scrambled`` names nodes of mixed-up numbering. Every
+    cap goes as soon as its limit ends, unless ``times`` has a ``rebound_s``.
 
     ``admin_limits`` gives watts by node and gres position that an admin had set before any agent starts;
     ``agentless`` names nodes whose agent is not started.
@@ -209,7 +210,7 @@ class Site(Daemons):
             root=self.root,
             slurm_conf=self.cluster.slurm_conf,
         )
-        for section, values in (("policy", options.policy), ("times", options.times)):
+        for section, values in (("policy", options.policy), ("times", {"rebound_s": 0, **options.times})):
             lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
             text += "\n".join(["", f"[{section}]", *lines, ""])
         self.config_file.write_text(text)

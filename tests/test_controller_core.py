@@ -55,7 +55,7 @@ class Site:
             mode=mode,
             node_set=(NodeSet(names=f"n[1-{nodes}]", gpus=gpus, gpu_max_w=700, overhead_w=100),),
             policy=PolicySection(none_partitions=("urgent",)),
-            times=TimesSection(start_settle_s=0.001, **times),
+            times=TimesSection(start_settle_s=0.001, **{"rebound_s": 0.0, **times}),
         )
         self.core = Core(self.config, Science(LIBRARY))
         self.now_ns = 1000 * S

@@ -71,13 +71,20 @@ class SimNode:
     wake: int = 0
 
 
-def make_config(nodes: int, gpus: int, **policy: Any) -> Config:
+def make_config(nodes: int, gpus: int, *, rebound_s: float = 0.0, **policy: Any) -> Config:
     return Config(
         cluster="world",
         mode="enforce",
         node_set=(NodeSet(names=f"n[1-{nodes}]", gpus=gpus, gpu_max_w=700, overhead_w=500),),
         policy=PolicySection(none_partitions=("urgent",), **policy),
-        times=TimesSection(baseline_s=5, response_s=10, node_answer_s=4, tag_after_s=1, max_hold_s=3600),
+        times=TimesSection(
+            baseline_s=5,
+            response_s=10,
+            node_answer_s=4,
+            tag_after_s=1,
+            max_hold_s=3600,
+            rebound_s=rebound_s,
+        ),
     )
 
 
@@ -85,14 +92,21 @@ class World:
     """Runs events in order of their time. ``violations`` must stay empty."""
 
     def __init__(
-        self, seed: int, *, nodes: int = 3, gpus: int = 4, fate: Fate | None = None, **policy: Any
+        self,
+        seed: int,
+        *,
+        nodes: int = 3,
+        gpus: int = 4,
+        fate: Fate | None = None,
+        rebound_s: float = 0.0,
+        **policy: Any,
     ) -> None:
         self.random = random.Random(seed)
         self.fate = fate or Fate()
         self.now_ns = 1_000 * NS
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self.config = make_config(nodes, gpus, **policy)
+        self.config = make_config(nodes, gpus, rebound_s=rebound_s, **policy)
         self.core = Core(self.config, Science(LIBRARY))
         self.epoch = 0
         self.controller_life = 0
@@ -178,6 +192,8 @@ class World:
                 self.audit.append((self.now_ns, "controller", event, fields))
                 if event == "infeasible":
                     self.said_mw.append((self.now_ns, fields["shortfall_mw"]))
+                elif event == "feasible":
+                    self.said_mw.append((self.now_ns, 0))
             case cs.SendPlan(plan=plan):
                 node = self.nodes[plan.node]
                 if plan.node in self.held_back:

@@ -20,6 +20,7 @@ PATH_VARIABLE: Final = "SLURM_PFI_CONF"
 
 Seconds = Annotated[float, Meta(gt=0, le=7 * 86400)]
 Watts = Annotated[float, Meta(ge=0, le=1e10)]
+SomeWatts = Annotated[float, Meta(gt=0, le=1e10)]
 Count = Annotated[int, Meta(ge=0, le=1_000_000)]
 
 
@@ -57,6 +58,8 @@ class PolicySection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=T
     park_cap_w: Annotated[float, Meta(gt=0, le=1e5)] | None = None
     silent_node: Literal["worst", "last_caps"] = "worst"
     draw_margin: Annotated[float, Meta(ge=0, le=1)] = 0.02
+    contract_w: SomeWatts | None = None
+    ramp_up_w_per_s: SomeWatts | None = None
     declared_pfi: dict[str, Annotated[float, Meta(gt=0, le=20)]] = {}
 
 
@@ -66,6 +69,7 @@ class TimesSection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     response_s: Seconds = 10.0
     start_grace_s: Seconds = 10.0
     max_hold_s: Seconds = 4 * 3600.0
+    rebound_s: Annotated[float, Meta(ge=0, le=7 * 86400)] = 1800.0
     report_age_s: Seconds = 30.0
     node_silent_s: Seconds = 60.0
     node_answer_s: Seconds = 7.0

@@ -34,17 +34,22 @@ class Gpu:
 class SiteView:
     """All GPUs by node and UUID (a node may name what it likes), and what the site draws beside them.
 
-    ``constant_mw`` is the worst case of everything that is not in ``gpus`` or cannot be commanded; ``fixed_mw`` is
+    ``constants_mw``, by node: the worst case of all that is not in ``gpus`` or cannot be commanded; ``fixed_mw`` is
     node overhead, unmanaged load and reserve; ``silent`` names nodes counted at their worst though they should answer;
     ``shared``: see `shared_runs`.
     """
 
     gpus: dict[GpuKey, Gpu]
     fixed_mw: int
-    constant_mw: int
+    constants_mw: dict[str, int]
     uncapped_mw: int
     silent: tuple[str, ...]
     shared: frozenset[Run]
+
+    @property
+    def constant_mw(self) -> int:
+        """The same of all nodes together."""
+        return sum(self.constants_mw.values())
 
 
 def look(state: State, config: Config, now_ns: int, early_s: float = STEP_MARGIN_S) -> SiteView:
@@ -52,18 +57,19 @@ def look(state: State, config: Config, now_ns: int, early_s: float = STEP_MARGIN
     enforced_somewhere = any(node.mode == "enforce" for node in state.nodes.values())
     shared = shared_runs(state)
     gpus: dict[GpuKey, Gpu] = {}
-    constant_mw = uncapped_mw = 0
+    constants_mw = dict.fromkeys(state.nodes, 0)
+    uncapped_mw = 0
     silent: list[str] = []
     for node in state.nodes.values():
         answers = node_answers(node, config, now_ns)
         if node.mode == "enforce" and not answers:
             silent.append(node.name)
         if node.report is None or _forgotten(node, config, now_ns):
-            constant_mw += default_worst_mw(node)
+            constants_mw[node.name] = default_worst_mw(node)
             uncapped_mw += default_worst_mw(node)
             continue
         usable = answers and (node.mode == "enforce" or not enforced_somewhere)
-        constant_mw += missing_gpus_mw(node)
+        constants_mw[node.name] = missing_gpus_mw(node)
         uncapped_mw += missing_gpus_mw(node) + sum(prior_of(gpu) for gpu in node.report.gpus)
         worst = worst_by_gpu(node, now_ns, config.times.report_age_s, early_s)
         park_mw = node_park_mw(node.report.gpus, config)
@@ -75,13 +81,13 @@ def look(state: State, config: Config, now_ns: int, early_s: float = STEP_MARGIN
             gpus[node.name, gpu.uuid] = seen
             if not commandable:
                 uncapped = node.mode == "observe" or is_shared
-                constant_mw += max(seen.worst_mw, prior_of(gpu)) if uncapped else seen.worst_mw
+                constants_mw[node.name] += max(seen.worst_mw, prior_of(gpu)) if uncapped else seen.worst_mw
     fixed_mw = (
         sum(node.overhead_mw for node in state.nodes.values())
         + watts_to_mw(config.policy.unmanaged_w)
         + watts_to_mw(config.policy.reserve_w)
     )
-    return SiteView(gpus, fixed_mw, constant_mw, uncapped_mw, tuple(silent), shared)
+    return SiteView(gpus, fixed_mw, constants_mw, uncapped_mw, tuple(silent), shared)
 
 
 def node_park_mw(gpus: Iterable[GpuReport], config: Config) -> int:

@@ -93,7 +93,11 @@ class RunView(Frozen, frozen=True, kw_only=True):
 
 
 class WindowView(Frozen, frozen=True, kw_only=True):
-    """The window that is open, as the last cycle saw it."""
+    """The window that is open, or the rebound after it (``rebound``), as the last cycle saw it.
+
+    ``limit_ids``: the limits that bind now, none in a rebound. ``until_ns``: until when a rebound holds the site at
+    ``rebound_mw``, what it drew before or the contract's demand; both None in a window, the latter also when unknown.
+    """
 
     limit_mw: int
     limit_ids: tuple[str, ...]
@@ -102,12 +106,42 @@ class WindowView(Frozen, frozen=True, kw_only=True):
     shortfall_mw: int
     silent: tuple[str, ...]
     opened_ns: int
+    rebound: bool = False
+    until_ns: int | None = None
+    rebound_mw: int | None = None
+
+
+class DrawSample(Frozen, frozen=True, kw_only=True):
+    """What nodes without any cap of ours drew with all their GPUs; a node of which that is unknown is not in it."""
+
+    at_ns: int
+    by_node: dict[str, int]
+
+
+class Rebound(Frozen, frozen=True, kw_only=True):
+    """The time after a window, in which caps rise slowly and the site makes no new peak.
+
+    The synthetic limit rises by ``rise_mw_per_s`` from ``from_mw``, what caps allowed as the window ended, up to the
+    draw before it, is that until ``until_ns``, and then goes on until nothing is held, at ``ends_ns`` at the latest.
+    ``caps_mw``: the cap per GPU that each run had at the end; the rebound takes no run below it. ``told``: the limit
+    and the sum of these caps (site, mW) as the audit has them.
+    """
+
+    began_ns: int
+    until_ns: int
+    ends_ns: int
+    from_mw: int
+    rise_mw_per_s: int
+    caps_mw: dict[Run, int]
+    told: tuple[int | None, int] | None = None
 
 
 class State(Frozen, frozen=True, kw_only=True):
     """All of it. ``off`` is the red button: nothing is commanded and every cap is given back.
 
     ``planned`` is False until the first planning cycle: before it nobody knows whether a window is open.
+    ``draws``: the last minute without a window, empty inside one; ``draw_before``: the mean (mW by node) that it had as
+    the window opened, None if unknown.
     ``knowledge``: what was last learned of the runs' curves; ``learned_from``: the evidence that is with the learner or
     was last; ``learn_due_ns``: not to be asked again before.
     ``strangers``: (cluster, node, reason) of reports refused and told of. ``epoch_due_ns``: no new epoch before.
@@ -123,6 +157,9 @@ class State(Frozen, frozen=True, kw_only=True):
     nodes: dict[str, NodeView] = {}
     runs: dict[Run, RunView] = {}
     window: WindowView | None = None
+    draws: tuple[DrawSample, ...] = ()
+    draw_before: dict[str, int] | None = None
+    rebound: Rebound | None = None
     infeasible_said: tuple[int, tuple[str, ...]] = (0, ())
     strangers: frozenset[tuple[str, str, str]] = frozenset()
     epoch_due_ns: int = 0
