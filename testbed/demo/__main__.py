@@ -9,12 +9,13 @@ from pathlib import Path
 from types import FrameType
 
 from ..cluster import REPO, ClusterError
-from .story import Story
+from .story import MIXES, Story
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m testbed.demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=REPO / "build/demo", help="where results go")
+    parser.add_argument("--mix", choices=sorted(MIXES), default="one", help="which jobs run")
     given = parser.parse_args()
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -22,7 +23,7 @@ def main() -> int:
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal must not leave a cluster behind
         signal.signal(number, interrupt)
-    story = Story(given.out)
+    story = Story(given.out, given.mix)
     try:
         return story.tell()
     except KeyboardInterrupt:

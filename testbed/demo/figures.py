@@ -81,6 +81,25 @@ def loss(tokens: Tokens, before: Span, window: Span) -> float:
     return 1 - rate_per_s(tokens, window) / rate_per_s(tokens, before)
 
 
+def share_kept(tokens: Tokens, before: Span, window: Span) -> float | None:
+    """Rate in the window as a share of the own rate before; None for a job that did not run through both."""
+    try:
+        return rate_per_s(tokens, window) / rate_per_s(tokens, before)
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def loss_since_start(tokens: Tokens, before: Span, until_ns: int) -> float | None:
+    """1 - tokens so far / (own rate before x the time it has run); None for a job that did not run before."""
+    try:
+        own = rate_per_s(tokens, before)
+    except ValueError:
+        return None
+    start_ns, start = tokens[0]
+    end_ns, end = [entry for entry in tokens if entry[0] <= until_ns][-1]
+    return 1 - (end - start) / (own * (end_ns - start_ns) / SECOND_NS)
+
+
 def _at(tokens: Tokens, time_ns: int) -> float:
     for (start_ns, start), (end_ns, end) in pairwise(tokens):
         if start_ns <= time_ns <= end_ns:

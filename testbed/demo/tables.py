@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from slurm_pfi.slurm.tag import Tag
 from slurm_pfi.units import format_power
 
 from . import figures
@@ -85,6 +86,11 @@ class Act:
         end_ns = self.span.end_ns - figures.SECOND_NS // 2
         return Span(end_ns - length_ns, end_ns)
 
+    def last(self, seconds: float) -> Span:
+        """Its last seconds, but for a moment at the end that token logs may not reach."""
+        end_ns = self.span.end_ns - figures.SECOND_NS // 2
+        return Span(end_ns - round(seconds * figures.SECOND_NS), end_ns)
+
 
 def jobs_table(
     jobs: Sequence[DemoJob], act: Act, before: Act, runs: Mapping[int, Any], *, width: int
@@ -146,6 +152,29 @@ def _floor(run: Mapping[str, Any]) -> str:
     return format_power(run["floor_mw"]) + (" !" if run["floor_passed"] else "")
 
 
+def learned_table(jobs: Sequence[DemoJob], tags: Mapping[int, Tag | None]) -> Table:
+    """What the tags say: PFI with its interval and grid, loss and energy since the job's start."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("JOB", "WHAT", "PFI", "95 % INTERVAL", "SOURCE", "CAP GRID", "LOSS", "ENERGY"):
+        table.add_column(heading, justify="left" if heading in ("WHAT", "SOURCE") else "right", no_wrap=True)
+    for job in jobs:
+        tag = tags.get(job.job_id)
+        if tag is None:
+            continue
+        interval = "-" if tag.pfi_low is None else f"{tag.pfi_low:.2f} .. {tag.pfi_high:.2f}"
+        table.add_row(
+            str(job.job_id),
+            job.name,
+            f"{tag.pfi:.2f}",
+            interval,
+            tag.source,
+            f"{tag.grid_low_w}-{tag.grid_high_w}/{tag.grid_step_w} W",
+            "?" if tag.loss is None else f"{100 * tag.loss:.1f} %",
+            "?" if tag.energy_wh is None else f"{tag.energy_wh} Wh",
+        )
+    return table
+
+
 def acts_table(summary: Mapping[str, Any]) -> Table:
     """The figures with what they had to be."""
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -155,6 +184,8 @@ def acts_table(summary: Mapping[str, Any]) -> Table:
     rows = [
         ("economic limit: audit entry to the last GPU read back at its new cap", "compliance_s", "s", "<= 1"),
         ("  most that the site drew above it from then on (10 Hz)", "worst_excess_w", "W", "<= 0"),
+        ('the same limit with policy "equal": the same', "equal_compliance_s", "s", ""),
+        ("  the same", "equal_worst_excess_w", "W", "<= 0"),
         ("emergency limit: the same", "emergency_compliance_s", "s", "<= 1"),
         ("  the same", "emergency_worst_excess_w", "W", "<= 0"),
         ("loss of the job that was promised 5 %", "flex5_loss", "", "<= 0.05"),
@@ -162,6 +193,12 @@ def acts_table(summary: Mapping[str, Any]) -> Table:
         ("  its draw without a cap", "flex5_draw_w", "W", ""),
         ("  for how long its cap was below that draw", "flex5_tested_s", "s", ">= 10"),
         ("was the job with flex none capped?", "none_capped", "", "False"),
+        ('throughput kept under the economic limit, policy "marginal"', "kept", "", ">= equal - 0.005"),
+        ('  the same with policy "equal"', "kept_equal", "", ""),
+        ("greatest error of a tag's loss against the job's own counter", "tag_loss_error", "", "<= 0.01"),
+        ("jobs whose tag is measured", "tags_measured", "", ">= 4"),
+        ("site draw before the window", "uncapped_w", "W", ""),
+        ("  its peak while caps rose after it", "rebound_peak_w", "W", "<= 1 % more"),
         ("GPUs back at the limit they had before", "restored_gpus", "", "32"),
         ("GPUs elsewhere", "restored_wrong", "", "0"),
     ]
