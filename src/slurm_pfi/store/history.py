@@ -40,6 +40,7 @@ MOST_ASIDE: Final = 3
 
 MOST_WINDOWS: Final = 10_000
 MOST_EVENTS: Final = 5_000
+MOST_ENDED: Final = 1_000
 
 T = TypeVar("T")
 
@@ -102,6 +103,10 @@ class History:
         """Why nothing can be written now; empty while all is well."""
         self.lost = 0
         """Rows that were lost since the start."""
+        self.left_open: WindowRow | None = None
+        """The window that was open when the last controller ended."""
+        self.last_seen_s: float | None = None
+        """When the last controller took its last sample of the site (Unix seconds)."""
 
     # ------------------------------------------------------------------------------------------------ life
 
@@ -239,7 +244,8 @@ class History:
         try:
             self._take_lock()
             connection = db.open_writer(self._path)
-            last = db.last_window_id(connection)
+            last = db.window(connection, None)
+            last_seen_s = db.last_seen_s(connection)
         except db.DamagedError as error:
             self._put_aside(str(error))
             raise _NothingYetError from error
@@ -254,7 +260,10 @@ class History:
         self._connection = connection
         self._inode = _inode(self._path)
         with self._changed:
-            self._last_window = max(self._last_window, last)
+            if last is not None and self._last_window == 0:
+                self.left_open = None if last.closed_unix_s is not None else last
+                self.last_seen_s = last_seen_s
+            self._last_window = max(self._last_window, 0 if last is None else last.id)
         self._recovered()
         return connection
 
@@ -345,7 +354,7 @@ class History:
 
     def site_samples(self, from_s: float, to_s: float) -> list[SiteSample]:
         """The site in ``[from_s, to_s]`` (Unix seconds), in the order of time."""
-        return self._read(lambda connection: list(db.site_samples(connection, from_s, to_s)))
+        return self._read(lambda connection: db.site_samples(connection, from_s, to_s))
 
     def run_means(self, from_s: float, to_s: float) -> dict[str, RunMeans]:
         """The runs in ``[from_s, to_s]``, by run."""
@@ -367,6 +376,14 @@ class History:
     def ended_of_job(self, job_id: int) -> list[EndedRun]:
         """The ended runs of a job id, the newest last."""
         return self._read(lambda connection: db.ended_of_job(connection, job_id))
+
+    def ended_of_spec(self, job_id: int, spec: str, most: int = MOST_ENDED) -> list[EndedRun]:
+        """The ended runs that a user may mean by ``spec`` (``77``, ``77_3``, ``80+1``), the newest last."""
+        return self._read(lambda connection: db.ended_of_spec(connection, job_id, spec, most))
+
+    def ended_since(self, since_s: float, uid: int | None = None, most: int = MOST_ENDED) -> list[EndedRun]:
+        """The last runs that ended since then (Unix seconds), of one user or of all; the newest last."""
+        return self._read(lambda connection: db.ended_since(connection, since_s, uid, most))
 
     def recall(self, uid: int, account: str, name: str) -> list[Kin]:
         """What is remembered of this user's work of that name, the newest first."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from .rows import EndedRun, EventRow, Kin, Phase, Row, RunFacts, RunSample, SiteSample, WindowRow
+from .rows import EndedRun, EventRow, Kin, Row, RunFacts, RunSample, SiteSample, WindowRow
 
 VERSION: Final = 1
 BUSY_S: Final = 5.0
@@ -20,7 +20,7 @@ MOST_KIN: Final = 200_000
 _SCHEMA: Final = """
 CREATE TABLE window (id INTEGER PRIMARY KEY, opened REAL NOT NULL, closed REAL, value BLOB NOT NULL);
 CREATE TABLE site_sample (t REAL NOT NULL, phase TEXT NOT NULL, limit_mw INTEGER, draw_mw INTEGER,
-    committed_mw INTEGER);
+    committed_mw INTEGER, unmeasured_mw INTEGER NOT NULL);
 CREATE INDEX site_sample_t ON site_sample (t);
 CREATE TABLE run_sample (t REAL NOT NULL, run TEXT NOT NULL, cap_mw INTEGER, draw_mw INTEGER, share REAL);
 CREATE INDEX run_sample_t ON run_sample (t);
@@ -29,8 +29,10 @@ CREATE TABLE window_run (window INTEGER NOT NULL, run TEXT NOT NULL, value BLOB 
 CREATE TABLE event (t REAL NOT NULL, run TEXT NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL);
 CREATE INDEX event_t ON event (t);
 CREATE INDEX event_run ON event (run, t);
-CREATE TABLE ended_run (run TEXT PRIMARY KEY, job_id INTEGER NOT NULL, t REAL NOT NULL, value BLOB NOT NULL);
+CREATE TABLE ended_run (run TEXT PRIMARY KEY, job_id INTEGER NOT NULL, spec TEXT NOT NULL, uid INTEGER, t REAL NOT NULL,
+    value BLOB NOT NULL);
 CREATE INDEX ended_run_job ON ended_run (job_id);
+CREATE INDEX ended_run_spec ON ended_run (spec);
 CREATE INDEX ended_run_t ON ended_run (t);
 CREATE TABLE kin (uid INTEGER NOT NULL, account TEXT NOT NULL, name TEXT NOT NULL, gpu_model TEXT NOT NULL,
     gpus INTEGER NOT NULL, t REAL NOT NULL, value BLOB NOT NULL,
@@ -101,9 +103,10 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("SELECT max(id), max(value) FROM window").fetchone()
 
 
-def last_window_id(connection: sqlite3.Connection) -> int:
-    (last,) = connection.execute("SELECT max(id) FROM window").fetchone()
-    return last or 0
+def last_seen_s(connection: sqlite3.Connection) -> float | None:
+    """When the last sample of the site was taken."""
+    (last,) = connection.execute("SELECT max(t) FROM site_sample").fetchone()
+    return None if last is None else float(last)
 
 
 # ---------------------------------------------------------------------------------------------------- writing
@@ -129,11 +132,11 @@ def insert(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
 
 _INSERTS: Final[dict[type[Row], str]] = {
     WindowRow: "INSERT OR REPLACE INTO window VALUES (?, ?, ?, ?)",
-    SiteSample: "INSERT INTO site_sample VALUES (?, ?, ?, ?, ?)",
+    SiteSample: "INSERT INTO site_sample VALUES (?, ?, ?, ?, ?, ?)",
     RunSample: "INSERT INTO run_sample VALUES (?, ?, ?, ?, ?)",
     RunFacts: "INSERT OR REPLACE INTO window_run VALUES (?, ?, ?)",
     EventRow: "INSERT INTO event VALUES (?, ?, ?, ?)",
-    EndedRun: "INSERT OR REPLACE INTO ended_run VALUES (?, ?, ?, ?)",
+    EndedRun: "INSERT OR REPLACE INTO ended_run VALUES (?, ?, ?, ?, ?, ?)",
     Kin: "INSERT OR REPLACE INTO kin VALUES (?, ?, ?, ?, ?, ?, ?)",
 }
 
@@ -143,7 +146,7 @@ def _values(row: Row) -> tuple[Any, ...]:
         case WindowRow():
             return row.id, row.opened_unix_s, row.closed_unix_s, _encode(row)
         case SiteSample():
-            return row.unix_s, row.phase, row.limit_mw, row.draw_mw, row.committed_mw
+            return row.unix_s, row.phase, row.limit_mw, row.draw_mw, row.committed_mw, row.unmeasured_mw
         case RunSample():
             return row.unix_s, row.run, row.cap_mw, row.draw_mw, row.share
         case RunFacts():
@@ -151,7 +154,7 @@ def _values(row: Row) -> tuple[Any, ...]:
         case EventRow():
             return row.unix_s, row.run, row.kind, row.text
         case EndedRun():
-            return row.run, row.job_id, row.ended_unix_s, _encode(row)
+            return row.run, row.job_id, row.spec, row.uid, row.ended_unix_s, _encode(row)
         case Kin(key=key):
             return key.uid, key.account, key.name, key.gpu_model, key.gpus, row.unix_s, _encode(row)
 
@@ -182,7 +185,7 @@ def shrink(connection: sqlite3.Connection, most_bytes: int, rows: int) -> bool:
     )
     if (pages - free) * size <= most_bytes:
         return False
-    for table in ("run_sample", "site_sample", "event"):
+    for table in ("run_sample", "site_sample", "event", "ended_run"):
         done = connection.execute(
             f"DELETE FROM {table} WHERE rowid IN (SELECT rowid FROM {table} ORDER BY t LIMIT ?)",  # noqa: S608
             (rows,),
@@ -214,17 +217,24 @@ def facts(connection: sqlite3.Connection, window_id: int) -> list[RunFacts]:
     return [msgspec.json.decode(value, type=RunFacts) for (value,) in found]
 
 
-def site_samples(connection: sqlite3.Connection, from_s: float, to_s: float) -> Iterator[SiteSample]:
+def site_samples(connection: sqlite3.Connection, from_s: float, to_s: float) -> list[SiteSample]:
     """Of ``[from_s, to_s]``, in the order of time."""
     found = connection.execute(
-        "SELECT t, phase, limit_mw, draw_mw, committed_mw FROM site_sample WHERE t BETWEEN ? AND ? ORDER BY t",
+        "SELECT t, phase, limit_mw, draw_mw, committed_mw, unmeasured_mw FROM site_sample"
+        " WHERE t BETWEEN ? AND ? ORDER BY t",
         (from_s, to_s),
     )
-    for unix_s, phase, limit_mw, draw_mw, committed_mw in found:
-        told: Phase = phase
-        yield SiteSample(
-            unix_s=unix_s, phase=told, limit_mw=limit_mw, draw_mw=draw_mw, committed_mw=committed_mw
+    return [
+        SiteSample(
+            unix_s=t,
+            phase=phase,
+            limit_mw=limit,
+            draw_mw=draw,
+            committed_mw=committed,
+            unmeasured_mw=unmeasured,
         )
+        for t, phase, limit, draw, committed, unmeasured in found
+    ]
 
 
 def run_means(
@@ -279,6 +289,28 @@ def ended_of_job(connection: sqlite3.Connection, job_id: int) -> list[EndedRun]:
     """The ended runs of a job id, the newest last."""
     found = connection.execute("SELECT value FROM ended_run WHERE job_id = ? ORDER BY t", (job_id,))
     return [msgspec.json.decode(value, type=EndedRun) for (value,) in found]
+
+
+def ended_of_spec(connection: sqlite3.Connection, job_id: int, spec: str, most: int) -> list[EndedRun]:
+    """The ended runs that ``spec`` may mean, the newest last: of a bare id also the parts of that array or job."""
+    where: str = "spec = ?"
+    values: tuple[int | str, ...] = (spec,)
+    if spec == str(job_id):
+        where, values = "job_id = ? OR spec GLOB ? OR spec GLOB ?", (job_id, f"{job_id}_*", f"{job_id}+*")
+    found = connection.execute(
+        f"SELECT value FROM ended_run WHERE {where} ORDER BY t DESC LIMIT ?",  # noqa: S608
+        (*values, most),
+    ).fetchall()
+    return [msgspec.json.decode(value, type=EndedRun) for (value,) in reversed(found)]
+
+
+def ended_since(connection: sqlite3.Connection, since_s: float, uid: int | None, most: int) -> list[EndedRun]:
+    """The last ``most`` that ended since then, of one user or (None) of all; the newest last."""
+    found = connection.execute(
+        "SELECT value FROM ended_run WHERE t >= ? AND (? IS NULL OR uid = ?) ORDER BY t DESC LIMIT ?",
+        (since_s, uid, uid, most),
+    ).fetchall()
+    return [msgspec.json.decode(value, type=EndedRun) for (value,) in reversed(found)]
 
 
 def recall(connection: sqlite3.Connection, uid: int, account: str, name: str) -> list[Kin]:

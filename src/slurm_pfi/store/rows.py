@@ -38,13 +38,18 @@ class WindowRow(Frozen, frozen=True, kw_only=True):
 
 
 class SiteSample(Frozen, frozen=True, kw_only=True):
-    """The site at one instant: the limit in force (None: none), its draw, and the sum of the caps aimed at."""
+    """The site at one instant: the limit in force (None: none), its draw, and the sum of the caps aimed at.
+
+    ``unmeasured_mw``: the most that GPUs without a reading could draw. It is part of ``draw_mw``, which is None where
+    that part is too large to call the sum a measurement.
+    """
 
     unix_s: float
     phase: Phase
     limit_mw: int | None
     draw_mw: int | None
     committed_mw: int | None
+    unmeasured_mw: int = 0
 
 
 class RunSample(Frozen, frozen=True, kw_only=True):
@@ -92,10 +97,15 @@ class EventRow(Frozen, frozen=True, kw_only=True):
 
 
 class EndedRun(Frozen, frozen=True, kw_only=True):
-    """A run that is over; ``value`` is its summary, as whoever ended it wrote it."""
+    """A run that is over; ``value`` is its summary, as whoever ended it wrote it.
+
+    ``spec`` is how Slurm's commands name its job: ``77_3`` a task, ``80+1`` a component. ``uid``: whose it was.
+    """
 
     run: str
     job_id: int
+    spec: str = ""
+    uid: int | None = None
     ended_unix_s: float
     value: dict[str, Any]
 
