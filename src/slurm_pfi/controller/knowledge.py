@@ -13,7 +13,7 @@ from ..allocation.guard import Certified, guarded
 from ..allocation.solve import Shares
 from ..elasticity.curve import CurveError, FloatArray, IntArray
 from ..elasticity.evidence import RunEvidence, pool_kin
-from ..elasticity.floors import reach, upper_losses
+from ..elasticity.floors import upper_losses
 from ..elasticity.index import Pfi
 from ..elasticity.learned import learned_pfi
 from ..elasticity.learner import learn
@@ -85,8 +85,13 @@ class Knowledge:
         """The largest reduction (0..1) whose loss stays within ``max_loss`` (0..1) as a floor promises it."""
         if max_loss <= 0:
             return 0.0
-        row = self.row(run, gpu_model)
-        return float(reach(self.upper[row : row + 1], np.array([max_loss]))[0])
+        upper = self.upper[self.row(run, gpu_model)]
+        # ``floors.reach`` for one run: asked of every run in every cycle.
+        after = int(np.searchsorted(upper, max_loss, side="right"))
+        if after in (0, GRID.size):
+            return 0.0 if after == 0 else 1.0
+        step = (max_loss - upper[after - 1]) / (upper[after] - upper[after - 1])
+        return float(GRID[after - 1] + step * (GRID[after] - GRID[after - 1]))
 
     def pfi(self, run: Run, gpu_model: str, draw_mw: int, grid_w: tuple[float, ...]) -> Pfi | None:
         """The run's PFI on a grid of caps (W), with its interval; None where the grid costs it nothing."""
