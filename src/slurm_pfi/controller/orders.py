@@ -100,7 +100,7 @@ class Orders:
 
     def _status(self) -> Reply:
         control = self._controller
-        return Reply(ok=True, data=site_view(control.state, control.config, time.monotonic_ns()))
+        return Reply(ok=True, data=site_view(control.state, control.config, time.monotonic_ns(), time.time()))
 
     def _jobs(self) -> Reply:
         state = self._controller.state

@@ -6,14 +6,18 @@ from typing import Any
 
 from ..config import Config
 from ..model import Limit, Run
-from .budget import look
+from ..store.limits import schedule
+from .budget import SiteView, look
 from .ledger import NS_PER_S
 from .runs import run_gpus
 from .state import NodeView, RunView, State
 
 
-def site_view(state: State, config: Config, now_ns: int) -> dict[str, Any]:
-    """The whole site: limit in force, budget, draw, nodes. Unknown figures are None."""
+def site_view(state: State, config: Config, now_ns: int, now_unix_s: float | None = None) -> dict[str, Any]:
+    """The whole site: limit in force, budget, draw, nodes. Unknown figures are None.
+
+    Without the wall clock, in which limits are set, it is unknown when a window ends.
+    """
     site = look(state, config, now_ns)
     gpu_draws = [
         gpu.draw_mw for node in state.nodes.values() if node.report is not None for gpu in node.report.gpus
@@ -39,6 +43,8 @@ def site_view(state: State, config: Config, now_ns: int) -> dict[str, Any]:
             "shortfall_mw": window.shortfall_mw,
             "silent": list(window.silent),
             "open_s": (now_ns - window.opened_ns) / NS_PER_S,
+            "rebound": window.rebound,
+            **_until(state, config, site, now_ns, now_unix_s),
         },
         "draw": {
             "gpus_mw": gpus_mw,
@@ -49,6 +55,23 @@ def site_view(state: State, config: Config, now_ns: int) -> dict[str, Any]:
         "runs": {phase: phases.count(phase) for phase in sorted(set(phases))},
         "nodes": [node_view(node, config, now_ns) for node in state.nodes.values()],
     }
+
+
+def _until(
+    state: State, config: Config, site: SiteView, now_ns: int, now_unix_s: float | None
+) -> dict[str, Any]:
+    """Class of the limit that binds, and when caps are no longer needed, as far as that is known now."""
+    if state.window is not None and state.window.rebound:
+        ends_ns = None if state.rebound is None else state.rebound.ends_ns
+        return {"class": None, "ends_in_s": None if ends_ns is None else (ends_ns - now_ns) / NS_PER_S}
+    if now_unix_s is None:
+        return {"class": None, "ends_in_s": None}
+    steps = schedule(state.limits, now_unix_s, horizon_s=config.times.max_hold_s, lead_s=0.0)
+    worst_mw = site.uncapped_mw + site.fixed_mw
+    first = steps[0]
+    emergency = first.emergency_mw is not None and first.emergency_mw == first.limit_mw
+    free = (step.starts_in_s for step in steps if step.limit_mw is None or step.limit_mw >= worst_mw)
+    return {"class": "emergency" if emergency else "economic", "ends_in_s": next(free, None)}
 
 
 def node_view(node: NodeView, config: Config, now_ns: int) -> dict[str, Any]:
