@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from slurm_pfi.config import Config, NodeSet, PolicySection, TimesSection
 from slurm_pfi.controller import state as cs
 from slurm_pfi.controller.core import Core
@@ -22,11 +24,13 @@ from slurm_pfi.controller.science import Science
 from slurm_pfi.elasticity.library import Library
 from slurm_pfi.gpu.device import DeviceInfo, DeviceLimits, DeviceSample
 from slurm_pfi.gpu.journal import JournalEntry
-from slurm_pfi.model import Limit, LimitStep, Plan, Run
+from slurm_pfi.model import Limit, LimitStep, Plan, Progress, Report, Run
 from slurm_pfi.node import core as node_core
 from slurm_pfi.node import messages as nm
 from slurm_pfi.node import state as ns
 from slurm_pfi.node.jobfile import JobFile
+from slurm_pfi.sim.jobs import ModelJob
+from slurm_pfi.sim.physics import Workload
 from slurm_pfi.slurm.backend import JobInfo, Special
 
 NS = 1_000_000_000
@@ -43,6 +47,24 @@ class Device:
     requested_mw: int = DEFAULT_MW
     enforced_mw: int = DEFAULT_MW
     demand_mw: int = 75_000
+
+
+@dataclass
+class Trainee:
+    """A made-up training job: it draws and works as its workload does under the lowest of its GPUs' limits."""
+
+    workload: Workload
+    tokens_per_s: float
+    devices: tuple[Device, ...]
+    at_ns: int
+    tokens: float = 0.0
+
+    def advance(self, now_ns: int) -> None:
+        """Count the tokens up to now, at the limits as they are."""
+        cap_w = min(device.enforced_mw for device in self.devices) / 1000
+        share = self.workload.relative_throughput(cap_w)
+        self.tokens += self.tokens_per_s * share * (now_ns - self.at_ns) / NS
+        self.at_ns = now_ns
 
 
 @dataclass
@@ -119,6 +141,7 @@ class World:
         self.held_back: dict[str, list[Plan]] = {}
         """Plans to these nodes are kept here instead of being delivered."""
         self.said_mw: list[tuple[int, int]] = [(0, 0)]
+        self.training: dict[Run, Trainee] = {}
         self.nodes: dict[str, SimNode] = {}
         for number in range(1, nodes + 1):
             name = f"n{number}"
@@ -323,6 +346,7 @@ class World:
             case nm.RemoveJobFile(run=run):
                 node.jobs.pop(run, None)
             case nm.SendReport(report=report):
+                report = self._with_progress(report)
                 if self.random.random() >= self.fate.loss:
                     self.after(
                         self._lag(self.fate.bus_delay_s),
@@ -335,6 +359,24 @@ class World:
                 self.after(0.005, later(answer))
             case nm.LeaveRestorer() | nm.Exit():
                 raise AssertionError("nobody asked an agent of this world to stop")
+
+    def _with_progress(self, report: Report) -> Report:
+        """The report with the counters of the jobs that train; in life the agent's shell adds them."""
+        for run in report.runs:
+            if run.run in self.training:
+                self.training[run.run].advance(self.now_ns)
+        runs = tuple(
+            replace(
+                run,
+                progress=Progress(
+                    counter=self.training[run.run].tokens, unit="tokens", rate_per_s=None, age_s=0.0
+                ),
+            )
+            if run.run in self.training
+            else run
+            for run in report.runs
+        )
+        return replace(report, runs=runs)
 
     def _listed(self, node: SimNode) -> nm.DevicesListed:
         infos = []
@@ -378,7 +420,7 @@ class World:
                     monotonic_ns=self.now_ns,
                     requested_mw=device.requested_mw,
                     enforced_mw=device.enforced_mw,
-                    draw_mw=min(device.demand_mw, device.enforced_mw),
+                    draw_mw=self._draw_mw(device),
                     energy_mj=None,
                     utilisation=None,
                     sm_clock_mhz=None,
@@ -386,6 +428,12 @@ class World:
                 )
             )
         return nm.Sampled(samples=tuple(samples), quick=quick)
+
+    def _draw_mw(self, device: Device) -> int:
+        for trainee in self.training.values():
+            if device in trainee.devices:
+                return round(trainee.workload.draw_w(device.enforced_mw / 1000) * 1000)
+        return min(device.demand_mw, device.enforced_mw)
 
     def _set(self, node: SimNode, uuid: str, cap_mw: int, life: int) -> None:
         """The device takes the value, though the agent that asked may be gone by now."""
@@ -399,6 +447,9 @@ class World:
         if device.requested_mw != cap_mw:
             return
         before_mw = device.enforced_mw
+        for trainee in self.training.values():
+            if device in trainee.devices:
+                trainee.advance(self.now_ns)
         device.enforced_mw = cap_mw
         if cap_mw > before_mw:
             self.raises += 1
@@ -442,7 +493,9 @@ class World:
         flex: str = "",
         partition: str = "main",
         watts: int = 690,
+        model: ModelJob | None = None,
     ) -> Run:
+        """With a ``model`` the job draws, works and tells its progress as that model job does."""
         run = Run("world", job_id, 0)
         self.slurm[run] = job_info(run, tuple(gpus), partition)
         for name, positions in gpus.items():
@@ -451,10 +504,19 @@ class World:
             for place in positions:
                 list(node.devices.values())[place].demand_mw = watts * 1000
             self._to_agent(node, nm.JobFilesRead(files=tuple(node.jobs.values())))
+        if model is not None:
+            devices = tuple(
+                list(self.nodes[name].devices.values())[place]
+                for name, places in gpus.items()
+                for place in places
+            )
+            rate = model.tokens_per_s_on(len(devices))
+            self.training[run] = Trainee(model.workload, rate, devices, self.now_ns)
         return run
 
     def end_job(self, run: Run) -> None:
         self.slurm.pop(run, None)
+        self.training.pop(run, None)
         for node in self.nodes.values():
             job = node.jobs.pop(run, None)
             if job is not None:
