@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from math import sqrt
-from typing import Final
+from typing import Final, NamedTuple
+
+import msgspec
 
 from ..elasticity.evidence import LEAST_NOISE_SD
 from ..model import Frozen
@@ -71,3 +73,117 @@ class Level(Frozen, frozen=True, kw_only=True):
             return None
         square = sum((rate - mean) ** 2 for rate in rates) / (len(rates) - 1)
         return max(LEAST_NOISE_SD, sqrt(square / len(rates)) / mean)
+
+
+# ------------------------------------------------------------------------------------------------- teaching
+
+LOW_DRAW: Final = 0.7
+"""Below this share of its level's draw a GPU waits for something: a sample that says nothing of the cap."""
+
+MOST_LEVELS: Final = 12
+_LEAST_DRAW_S: Final = 3.0
+_LEAST_TO_JUDGE: Final = 3
+
+
+class Unlearned(NamedTuple):
+    """What a level has forgotten as no training: seconds and counter units."""
+
+    seconds: float
+    done: float
+
+
+def typical_rate(level: Level) -> float | None:
+    """The rate that a new interval is judged by; None while the level has too few."""
+    if level.count < _LEAST_TO_JUDGE:
+        return None
+    return _median(level.batches) if level.batch_s == 0 else level.rate_per_s
+
+
+def learned(level: Level, seconds: float, done: float, now_ns: int) -> tuple[Level, Unlearned]:
+    """One more interval of the counter. While each is kept by itself, those far off the median are forgotten."""
+    batches, batch_s, forgotten = level.batches, level.batch_s, Unlearned(0.0, 0.0)
+    if batch_s > 0 and batches[-2] < batch_s:
+        batches = (*batches[:-2], batches[-2] + seconds, batches[-1] + done)
+    else:
+        batches = (*batches, seconds, done)
+    if batch_s == 0:
+        batches, forgotten = _near_median(batches)
+    if len(batches) > 2 * MOST_BATCHES:
+        if batch_s < LONGEST_BATCH_S:
+            pairs = zip(
+                batches[::4], batches[1::4], [*batches[2::4], 0.0], [*batches[3::4], 0.0], strict=False
+            )
+            batches = tuple(figure for s, d, s2, d2 in pairs for figure in (s + s2, d + d2))
+            batch_s = 2 * sum(batches[::2]) / len(batches)
+        else:
+            batches = batches[2:]
+    level = msgspec.structs.replace(
+        level, batches=batches, batch_s=batch_s, count=level.count + 1, last_ns=now_ns
+    )
+    if forgotten.seconds > 0:
+        level = msgspec.structs.replace(level, count=len(batches) // 2)
+    return level, forgotten
+
+
+def _median(batches: tuple[float, ...]) -> float:
+    rates = sorted(done / seconds for seconds, done in zip(batches[::2], batches[1::2], strict=True))
+    return rates[(len(rates) - 1) // 2]
+
+
+def _near_median(batches: tuple[float, ...]) -> tuple[tuple[float, ...], Unlearned]:
+    if len(batches) < 2 * _LEAST_TO_JUDGE:
+        return batches, Unlearned(0.0, 0.0)
+    median = _median(batches)
+    pairs = list(zip(batches[::2], batches[1::2], strict=True))
+    off = [one for one in pairs if not STALL * median <= one[1] / one[0] <= JUMP * median]
+    if not off:
+        return batches, Unlearned(0.0, 0.0)
+    kept = tuple(figure for one in pairs if one not in off for figure in one)
+    return kept, Unlearned(sum(s for s, _ in off), sum(d for _, d in off))
+
+
+def is_low(level: Level | None, draw_mw: int) -> bool:
+    """Whether a draw is far below that of its level."""
+    return (
+        level is not None
+        and level.draw_s >= _LEAST_DRAW_S
+        and draw_mw < LOW_DRAW * level.draw_mws / level.draw_s
+    )
+
+
+def is_high(level: Level | None, draw_mw: int) -> bool:
+    """Whether a draw is so far above that of its level that the level saw no training."""
+    return level is not None and level.draw_s > 0 and draw_mw * LOW_DRAW > level.draw_mws / level.draw_s
+
+
+def drew(level: Level, draw_mw: int, seconds: float, now_ns: int) -> Level:
+    """One more sample of the draw. It fades as the batches do."""
+    fade = 0.5 if level.draw_s > MOST_BATCHES * LONGEST_BATCH_S else 1.0
+    return msgspec.structs.replace(
+        level,
+        draw_s=level.draw_s * fade + seconds,
+        draw_mws=level.draw_mws * fade + draw_mw * seconds,
+        last_ns=now_ns,
+    )
+
+
+def kept(levels: tuple[Level, ...], level: Level) -> tuple[Level, ...]:
+    """The levels with this one in its place. Of too many the oldest of the oldest segment goes, uncapped ones last."""
+    key = level.segment, level.cap_mw
+    for place, other in enumerate(levels):
+        if (other.segment, other.cap_mw) == key:
+            return (*levels[:place], level, *levels[place + 1 :])
+    if len(levels) >= MOST_LEVELS:
+        gone = min(levels, key=lambda one: (one.segment, one.cap_mw is None, one.last_ns))
+        levels = tuple(one for one in levels if one is not gone)
+    return (*levels, level)
+
+
+def nearest_cap(levels: tuple[Level, ...], segment: int, cap_mw: int, within_mw: float) -> int:
+    """The cap of the level that this cap belongs to: its own where no other is near."""
+    near = [
+        level.cap_mw
+        for level in levels
+        if level.segment == segment and level.cap_mw is not None and abs(level.cap_mw - cap_mw) <= within_mw
+    ]
+    return min(near, key=lambda other: abs(other - cap_mw), default=cap_mw)

@@ -6,26 +6,274 @@ A job's counter is a user's word. What physics does not allow is doubted here; w
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from array import array
 from collections.abc import Callable
+from typing import Final
+
+from msgspec.structs import replace
 
 from ..config import TimesSection
-from ..elasticity.evidence import RunEvidence
-from .levels import Level
-from .record import Recalled, Record, Sample, Totals
+from ..elasticity.evidence import (
+    LEAST_BASELINE_SD,
+    LEAST_LOSS,
+    LEAST_NOISE_SD,
+    NEW_SEGMENT_SD,
+    Measurement,
+    RunEvidence,
+)
+from .counting import NS_PER_S, SETTLE_NS, counted, new_segment
+from .levels import FEWEST_INTERVALS, Level, drew, is_high, is_low, kept, nearest_cap
+from .record import Drift, Recalled, Record, Sample, Totals
 
 __all__ = ["Level", "Recalled", "Record", "Sample", "Totals", "evidence", "observe"]
+
+KEPT_DRAWS: Final = 240
+TOP_SHARE: Final = 0.1
+"""arXiv 2609.11542: the draw is the mean of the top 10 % of samples."""
+
+BEYOND_BASELINE: Final = 1.1
+SAME_CAP: Final = 0.01
+"""Caps this near to each other, as a share of the baseline draw, are one level."""
+
+AT_CAP: Final = 0.95
+"""A run of unknown baseline that draws this share of its cap is held by it."""
+
+SURGES: Final = 3
+"""So many samples in a row far above the draw of their level: that saw no training."""
+
+MOST_DRAW_MW: Final = 2**31 - 1
+LEAST_REDUCTION: Final = 0.005
+ANY_BASELINE_SD: Final = 10.0
+NEAR_PRIOR: Final = 0.9
+MOST_SURPRISE: Final = 3.0
 
 Expected = Callable[[float], tuple[float, float]]
 """What is expected of a run at a reduction: mean loss and its standard deviation."""
 
 
 def observe(record: Record, sample: Sample, times: TimesSection) -> Record:
-    """The record with one more report of the run in it. A sample not newer than the last changes nothing."""
-    raise NotImplementedError
+    """The record with one more report of the run in it. A sample not newer than the last changes nothing.
+
+    A stretch of more than ``times.report_age_s`` without a report is not known: neither time nor energy of it count,
+    and what the counter did in it is work without a loss.
+    """
+    if record.last_ns is None:
+        seconds = 0.0
+    elif sample.now_ns <= record.last_ns:
+        return record
+    else:
+        seconds = (sample.now_ns - record.last_ns) / NS_PER_S
+    gap = seconds > times.report_age_s
+    was_bound = record.bound
+    record = _placed(record, sample, gap=gap)
+    if gap:
+        seconds = 0.0
+    share_capped = (was_bound + record.bound) / 2
+    record = _drawn(record, sample, seconds, share_capped, times)
+    return counted(record, sample, times)
+
+
+def _placed(record: Record, sample: Sample, *, gap: bool) -> Record:
+    """Which level the run is at, and since when."""
+    known = sample.uncapped or sample.cap_mw is not None
+    cap_mw = None if sample.uncapped else sample.cap_mw
+    bound = False
+    if cap_mw is not None:
+        base_mw = record.draw_mw
+        if base_mw is not None:
+            bound = cap_mw < base_mw
+        elif sample.draw_mw is not None:
+            bound = sample.draw_mw >= AT_CAP * cap_mw
+        within_mw = SAME_CAP * (base_mw or sample.prior_mw or cap_mw)
+        if record.cap_mw is not None and abs(record.cap_mw - cap_mw) <= within_mw:
+            cap_mw = record.cap_mw
+        else:
+            cap_mw = nearest_cap(record.levels, record.segment, cap_mw, within_mw)
+    changed = gap or (known, cap_mw) != (record.cap_known, record.cap_mw)
+    heard = record.heard
+    if heard is not None and heard.capped is not None:
+        if gap or not known:
+            heard = replace(heard, capped=None)
+        elif bound and not heard.capped:
+            heard = replace(heard, capped=True)
+    if changed and (record.drift.count or record.drift.strikes or record.slump.count or record.jumps):
+        record = replace(record, drift=Drift(), slump=Drift(), jumps=0, jumped=0.0)
+    return replace(
+        record,
+        last_ns=sample.now_ns,
+        gpus=sample.gpus,
+        prior_mw=sample.prior_mw,
+        cap_known=known,
+        cap_mw=cap_mw,
+        bound=bound,
+        changed_ns=sample.now_ns if changed else record.changed_ns,
+        heard=heard,
+        rate_now=None if changed else record.rate_now,
+        surges=0 if changed else record.surges,
+    )
+
+
+# ------------------------------------------------------------------------------------------------- draw
+
+
+def _drawn(
+    record: Record, sample: Sample, seconds: float, share_capped: float, times: TimesSection
+) -> Record:
+    """Energy, the draw of the level, and the baseline draw."""
+    tally, draw_mw = record.tally, sample.draw_mw
+    known_s, capped_s = tally.known_s + seconds, tally.capped_s + seconds * share_capped
+    if draw_mw is None:
+        return replace(
+            record, since_ns=None, tally=replace(tally, known_s=known_s, capped_s=capped_s), surges=0
+        )
+    level = record.level(record.cap_mw) if record.cap_known else None
+    low = is_low(level, draw_mw)
+    gpu_s = seconds * sample.gpus
+    cut_s = 0.0 if low else gpu_s * share_capped
+    tally = replace(
+        tally,
+        known_s=known_s,
+        capped_s=capped_s,
+        drawn_mws=tally.drawn_mws + gpu_s * draw_mw,
+        cut_gpu_s=tally.cut_gpu_s + cut_s,
+        cut_mws=tally.cut_mws + cut_s * draw_mw,
+    )
+    levels, surges = record.levels, 0
+    if record.cap_known and seconds > 0 and not low and sample.now_ns >= record.changed_ns + SETTLE_NS:
+        if is_high(level, draw_mw):
+            surges = record.surges + 1
+        else:
+            level = level or Level(cap_mw=record.cap_mw, segment=record.segment, last_ns=sample.now_ns)
+            levels = kept(levels, drew(level, draw_mw, seconds, sample.now_ns))
+    record = replace(record, tally=tally, levels=levels, surges=surges)
+    if level is not None and surges >= SURGES:
+        record = _trains_now(record, level, draw_mw, sample)
+    if sample.uncapped:
+        return _free(record, draw_mw, sample.now_ns, times.baseline_s)
+    baseline_mw = record.draw_mw
+    if baseline_mw is not None and draw_mw > baseline_mw * BEYOND_BASELINE:
+        # It had not begun to train when it was seen; a floor made from that would hold it down all window long.
+        record = new_segment(record, priced=False)
+        return replace(record, recalled=None, seen=False, since_ns=None, draws=b"", top_mw=None)
+    return record if record.since_ns is None else replace(record, since_ns=None)
+
+
+def _trains_now(record: Record, level: Level, draw_mw: int, sample: Sample) -> Record:
+    """A level whose draw was far below what it is now saw no training: begin it anew."""
+    if record.cap_mw is None:
+        if record.seen:
+            record = new_segment(record, priced=False)
+        record = replace(record, seen=False, since_ns=None, draws=b"", top_mw=None)
+        level = Level(cap_mw=None, segment=record.segment, last_ns=sample.now_ns)
+    level = replace(level, draw_s=1.0, draw_mws=float(draw_mw))
+    return replace(record, levels=kept(record.levels, level), surges=0)
+
+
+def _free(record: Record, draw_mw: int, now_ns: int, baseline_s: float) -> Record:
+    """One sample without a cap."""
+    size = array("i").itemsize
+    draws = (record.draws + array("i", (min(draw_mw, MOST_DRAW_MW),)).tobytes())[-KEPT_DRAWS * size :]
+    since_ns = now_ns if record.since_ns is None else record.since_ns
+    seen = record.seen or now_ns - since_ns >= baseline_s * NS_PER_S
+    return replace(record, since_ns=since_ns, draws=draws, seen=seen, top_mw=_top_mean(draws))
+
+
+def _top_mean(draws: bytes) -> int:
+    highest = sorted(array("i", draws), reverse=True)
+    top = highest[: max(1, math.ceil(len(highest) * TOP_SHARE))]
+    return round(sum(top) / len(top))
+
+
+# --------------------------------------------------------------------------------------------- evidence
 
 
 def evidence(
     record: Record, gpu_model: str, kin: str, now_ns: int, expected: Expected | None = None
 ) -> RunEvidence:
-    """What the learner can take from a record."""
-    raise NotImplementedError
+    """What the learner can take from a record: nothing from a counter that is doubted or was never heard.
+
+    ``kin``: what runs of the same work share, empty where unknown. ``expected``: what is expected of the run at a
+    reduction; it may move that by MOST_SURPRISE standard deviations, and no further.
+    """
+    points: list[Measurement] = []
+    if record.reporting and not record.doubt:
+        for segment in sorted({level.segment for level in record.levels}):
+            points.extend(_points(record, segment, now_ns))
+    if expected is not None:
+        points = [_within(point, *expected(point.reduction)) for point in points]
+    return RunEvidence(
+        gpu_model=gpu_model,
+        kin=kin,
+        measurements=tuple(points),
+        baseline=record.rate_source,
+        baseline_sd=record.baseline_sd,
+    )
+
+
+def _points(record: Record, segment: int, now_ns: int) -> list[Measurement]:
+    """Measurements of one segment: against its own baseline, or of its caps against each other."""
+    levels = [
+        level for level in record.levels if level.segment == segment and level.count >= FEWEST_INTERVALS
+    ]
+    free = next((level for level in levels if level.cap_mw is None), None)
+    capped = sorted(
+        (level for level in levels if level.cap_mw is not None and level.draw_mw is not None),
+        key=lambda level: level.last_ns,
+    )
+    present = segment == record.segment
+    rate, baseline_sd, base_mw, base_sd = record.rate_per_s, None, record.mean_draw_mw, 0.0
+    if not present:
+        rate = None if free is None else free.rate_per_s
+        base_mw = base_mw if free is None else free.draw_mw
+        baseline_sd = _former_sd(free)
+    if base_mw is None:
+        base_mw, base_sd = _between(record, capped)
+    if rate is None and len(capped) >= 2:
+        # No level is known, but how the caps compare is: the shallowest stands for a baseline that may be anything.
+        rate, baseline_sd = max(capped, key=lambda level: level.cap_mw or 0).rate_per_s, ANY_BASELINE_SD
+    if not rate or base_mw is None:
+        return []
+    points = []
+    for level in capped:
+        share, draw_mw = (level.rate_per_s or 0.0) / rate, level.draw_mw or 0
+        reduction = 1 - draw_mw / base_mw
+        if not LEAST_REDUCTION <= reduction <= 1 or 1 - share < LEAST_LOSS:
+            continue
+        if present and record.implausible(level):
+            continue
+        points.append(
+            Measurement(
+                reduction=reduction,
+                loss=1 - share,
+                sd=max(LEAST_NOISE_SD, math.hypot(share * (level.rate_sd or 1.0), base_sd)),
+                age_s=max(0.0, (now_ns - level.last_ns) / NS_PER_S),
+                segment=segment,
+                baseline_sd=baseline_sd,
+            )
+        )
+    return points
+
+
+def _former_sd(free: Level | None) -> float:
+    """What a baseline of a former segment is worth for the run as it is now."""
+    own_sd = 0.0 if free is None else free.rate_sd or 0.0
+    return math.hypot(max(LEAST_BASELINE_SD["seen"], own_sd), NEW_SEGMENT_SD)
+
+
+def _between(record: Record, capped: list[Level]) -> tuple[int | None, float]:
+    """The baseline draw of a run never seen uncapped: between its highest draw and its prior limit, if these are near.
+
+    Also what that leaves open, as the standard deviation of a reduction.
+    """
+    highest_mw = max((level.draw_mw or 0 for level in capped), default=0)
+    if record.prior_mw is None or highest_mw < NEAR_PRIOR * record.prior_mw:
+        return None, 0.0
+    half_mw = max(0, record.prior_mw - highest_mw) / 2
+    return round(record.prior_mw - half_mw), half_mw / record.prior_mw
+
+
+def _within(point: Measurement, mean: float, sd: float) -> Measurement:
+    most = MOST_SURPRISE * math.hypot(sd, point.sd)
+    return dataclasses.replace(point, loss=min(max(point.loss, mean - most, LEAST_LOSS), mean + most, 1.0))

@@ -11,6 +11,14 @@ from .levels import FEWEST_INTERVALS, Level
 UNPRICED_SHARE = 0.1
 """A loss is not told when so much of the work under caps has no baseline to be held against."""
 
+SILENT_S = 600.0
+
+MOST_GAINED = 1.25
+LOST_ANYWAY = 0.15
+LOST_BY_DRAW = 2.5
+SURE_SD = 3.0
+"""Bounds of what is believed of a counter under a cap: share of the baseline rate; loss beside and per reduction."""
+
 MW_S_PER_J = 1000.0
 J_PER_WH = 3600.0
 
@@ -89,14 +97,13 @@ class Tally(Frozen, frozen=True, kw_only=True):
 
 
 class Heard(Frozen, frozen=True, kw_only=True):
-    """The counter as last heard. ``age_ns``: how old it was then; ``capped``: under a binding cap since."""
+    """The counter when it last rose. ``capped``: whether a binding cap was there since; None: that is not known."""
 
     counter: float
     ns: int
-    age_ns: int
     unit: str
     node: str
-    capped: bool
+    capped: bool | None
 
 
 class Drift(Frozen, frozen=True, kw_only=True):
@@ -163,8 +170,12 @@ class Record(Frozen, frozen=True, kw_only=True):
     def mean_draw_mw(self) -> int | None:
         """Baseline draw of one GPU, for reductions and energy: the mean while it trains."""
         if self.seen:
-            free = self.level(None)
-            return self.top_mw if free is None or free.draw_mw is None else free.draw_mw
+            free = [
+                level.draw_mw for level in self.levels if level.cap_mw is None and level.draw_mw is not None
+            ]
+            return (
+                self.top_mw if not free else free[-1] if self.top_mw is None else min(free[-1], self.top_mw)
+            )
         return None if self.recalled is None else self.recalled.draw_mw
 
     @property
@@ -219,10 +230,29 @@ class Record(Frozen, frozen=True, kw_only=True):
             and level.count >= FEWEST_INTERVALS
         )
 
+    def implausible(self, level: Level) -> str:
+        """Why no run can have this rate at this draw, in plain words; empty if it may.
+
+        Nobody gains from a cap, and nobody loses far more than the draw gave up.
+        """
+        base, rate, base_mw, draw_mw = self.rate_per_s, level.rate_per_s, self.mean_draw_mw, level.draw_mw
+        if base is None or rate is None or base_mw is None or draw_mw is None:
+            return ""
+        share = rate / base
+        margin = SURE_SD * hypot(self.baseline_sd, level.rate_sd or 0.0) * share
+        if share - margin > MOST_GAINED:
+            return f"its counter rose {share:.2f} times as fast under a cap as without one"
+        reduction = max(0.0, 1 - draw_mw / base_mw)
+        if 1 - share - margin > LOST_ANYWAY + LOST_BY_DRAW * reduction:
+            return f"its counter fell by {1 - share:.0%} while its draw fell by {reduction:.0%}"
+        return ""
+
     @property
     def measured(self) -> bool:
         """Whether a cap that binds was measured beside a seen or recalled baseline, by a counter that is believed."""
-        return not self.doubt and self.rate_per_s is not None and bool(self.binding())
+        if self.doubt or self.rate_per_s is None:
+            return False
+        return any(not self.implausible(level) for level in self.binding())
 
     # ------------------------------------------------------------------------------------------- totals
 
@@ -246,12 +276,25 @@ class Record(Frozen, frozen=True, kw_only=True):
         unpriced_s = tally.unpriced_s + (tally.work_s if rate is None else 0.0)
         work_s = tally.past_work_s + tally.work_s + tally.unpriced_s
         unheard = tally.capped_s > 0 and work_s <= 0
-        if self.doubt or not self.reporting or unheard or unpriced_s > UNPRICED_SHARE * work_s:
+        if (
+            self.doubt
+            or not self.reporting
+            or unheard
+            or self._silent()
+            or unpriced_s > UNPRICED_SHARE * work_s
+        ):
             return None, None
         expected = 0.0 if rate is None else rate * tally.work_s
         noise = LEAST_NOISE_SD if expected > 0 else 0.0
         sd = tally.past_lost_sd + expected * hypot(self.baseline_sd, noise)
         return tally.past_lost + (expected - tally.work_done if expected > 0 else 0.0), sd
+
+    def _silent(self) -> bool:
+        """Whether its counter has not been heard for so long under a cap that what it lost cannot be told."""
+        heard = self.heard
+        if heard is None or self.last_ns is None or not (self.bound or heard.capped):
+            return False
+        return self.last_ns - heard.ns > 1e9 * max(SILENT_S, UNPRICED_SHARE * self.tally.capped_s)
 
     def _saved_j(self) -> float | None:
         tally, draw_mw = self.tally, self.mean_draw_mw

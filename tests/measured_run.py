@@ -1,0 +1,95 @@
+"""A made-up run for the tests of what is measured: its work, its counter, and the reports that come of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from slurm_pfi.config import TimesSection
+from slurm_pfi.controller.measured import Record, Sample, observe
+
+NS = 1_000_000_000
+W = 1000
+PRIOR_MW = 700 * W
+FREE_MW = 600 * W
+FREE_RATE = 1000.0
+GPUS = 4
+TIMES = TimesSection(baseline_s=30)
+
+
+def rate_at(cap_mw: int | None) -> float:
+    """Its true rate: half of what the draw gives up is lost."""
+    cut = 0.0 if cap_mw is None else max(0.0, 1 - cap_mw / FREE_MW)
+    return FREE_RATE * (1 - 0.5 * cut)
+
+
+@dataclass
+class MadeUpRun:
+    """Works second by second; ``lie`` makes the counter it tells out of the true one, None: it tells nothing."""
+
+    seed: int = 0
+    noise: float = 0.005
+    jitter_s: float = 0.02
+    report_s: float = 1.0
+    tell_s: float = 0.5
+    lie: Callable[[float], float | None] = field(default=lambda counter: counter)
+    unit: str = "tokens"
+    times: TimesSection = TIMES
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.record = Record()
+        self.now_s = 1000.0
+        self.true = 0.0
+        self.lost = 0.0
+        self.energy_j = 0.0
+        self.speed = 1.0
+        self.told: tuple[float, float] | None = None
+        self.cap_mw: int | None = None
+        self._told_s = self._reported_s = -1e9
+
+    def run(
+        self,
+        seconds: float,
+        cap_w: float | None = None,
+        *,
+        speed: float = 1.0,
+        draw_w: float | None = None,
+        silent: bool = False,
+    ) -> Record:
+        """Go on for so long under a cap, ``speed`` times as fast as the work of its beginning."""
+        cap_mw = None if cap_w is None else round(cap_w * W)
+        step_s = 0.1
+        for _ in range(round(seconds / step_s)):
+            self.now_s += step_s
+            free, rate = FREE_RATE * speed, rate_at(cap_mw) * speed
+            self.true += rate * step_s * (1 + self.noise * self.random.gauss(0, 1) * 3)
+            self.lost += (free - rate) * step_s
+            draw_mw = min(FREE_MW, cap_mw or FREE_MW) if draw_w is None else round(draw_w * W)
+            self.energy_j += draw_mw / 1000 * GPUS * step_s
+            if self.now_s - self._told_s >= self.tell_s - 1e-6:
+                self._told_s = self.now_s
+                counter = self.lie(self.true)
+                self.told = None if counter is None else (counter, self.now_s)
+            if not silent and self.now_s - self._reported_s >= self.report_s - 1e-6:
+                self._reported_s = self.now_s
+                self.record = observe(self.record, self.sample(cap_mw, draw_mw), self.times)
+        return self.record
+
+    def sample(self, cap_mw: int | None, draw_mw: int) -> Sample:
+        late_s = self.random.uniform(0, self.jitter_s)
+        now_ns = round((self.now_s + late_s) * NS)
+        age_s = 0.0 if self.told is None else self.now_s - self.told[1]
+        return Sample(
+            now_ns=now_ns,
+            gpus=GPUS,
+            draw_mw=round(draw_mw * self.random.gauss(1, 0.002)),
+            cap_mw=PRIOR_MW if cap_mw is None else cap_mw,
+            prior_mw=PRIOR_MW,
+            uncapped=cap_mw is None,
+            counter=None if self.told is None else self.told[0],
+            counter_ns=None if self.told is None else now_ns - round(age_s * NS),
+            unit=self.unit,
+            node="n1",
+        )
