@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from slurm_pfi.cli.jobs import COLUMNS as JOBS
-from slurm_pfi.cli.status import _COLUMNS as STATUS
+from slurm_pfi.cli.status import NODE_COLUMNS as STATUS
 from slurm_pfi.cli.tables import Column, show_table
 
 
@@ -49,7 +49,7 @@ def test_a_wide_terminal_shows_everything() -> None:
     assert len(lines) == 3
     for text in ("mustermann", "waiting for power", "gpu[01-03,07]", "none -> medium", "123,456/s", "12.3 %"):
         assert text in lines[1]
-    assert "admitted, past floor" in lines[2]
+    assert "running, past floor" in lines[2]
 
 
 def test_80_columns_show_one_line_for_each_run_and_say_what_is_left_out() -> None:

@@ -40,9 +40,14 @@ def given_path(context: click.Context) -> Path:
     return config_path(context.find_root().params.get("config"))
 
 
+def control_path(context: click.Context) -> Path:
+    """The controller's socket for questions."""
+    return Path(site_config(context).controller.run_dir) / CONTROL_SOCKET
+
+
 def ask_controller(context: click.Context, command: str, args: dict[str, Any] | None = None) -> Reply:
     """Put a question to the controller; ends the command with 3 if it cannot be reached, 1 or 2 if it says no."""
-    path = Path(site_config(context).controller.run_dir) / CONTROL_SOCKET
+    path = control_path(context)
     try:
         reply = ask(path, command, args)
     except UnreachableError as error:

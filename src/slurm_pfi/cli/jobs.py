@@ -2,82 +2,103 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 import click
-from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 
-from ..units import format_power
+from ..units import format_duration, format_power
 from .common import ask_controller, console, percent, print_json
-from .tables import Column, show_table
+from .status import folded
+from .tables import Column, plain, show_table
+
+MOST_NOTES: Final = 20
+
+_RunRow = Mapping[str, Any]
 
 
 @click.command()
+@click.option("--me", "mine", is_flag=True, help="only your own")
+@click.option("--ended", is_flag=True, help="also those that ended within the last day")
 @click.option("--json", "as_json", is_flag=True, help="machine-readable output, powers in mW")
 @click.pass_context
-def jobs(context: click.Context, as_json: bool) -> None:
-    """Show the runs on GPU nodes: flex, cap, draw, throughput against their own baseline."""
-    data = ask_controller(context, "jobs").data
+def jobs(context: click.Context, mine: bool, ended: bool, as_json: bool) -> None:
+    """Show the runs on GPU nodes: flex, cap, draw, throughput against their own baseline.
+
+    'slurm-pfi job ID' tells all about one of them.
+    """
+    data = ask_controller(context, "jobs", {"mine": mine, "ended": ended}).data
     if as_json:
         print_json(data)
         return
     out = console()
     if not data:
-        out.print("no run with a GPU is known")
+        of = " of yours" if mine else ""
+        out.print(f"no run{of} with a GPU is known{', nor one that ended today' if ended else ''}")
         return
     show_table(out, COLUMNS, data)
-    for run in data:
-        if run["note"]:
-            out.print(f"{_job(run)}: {run['note']}", markup=False)
+    notes = [f"{job_text(run)}: {run['note']}" for run in data if run["note"]]
+    for note in notes[:MOST_NOTES]:
+        out.print(plain(note), markup=False)
+    if len(notes) > MOST_NOTES:
+        out.print(f"and {len(notes) - MOST_NOTES:,} more such notes (--json has all)")
     if any(run["floor_passed"] for run in data):
         out.print("past floor: an emergency limit holds the run below what its user was promised")
 
 
-def _job(run: dict[str, Any]) -> str:
-    return f"{run['job_id']}.{run['restart']}" if run["restart"] else str(run["job_id"])
+def job_text(run: _RunRow) -> str:
+    """As ``slurm-pfi job`` takes it: ``1234``, ``77_3``, ``1234.1`` for a restart."""
+    spec = str(run.get("spec") or run["job_id"])
+    return f"{spec}.{run['restart']}" if run["restart"] else spec
 
 
-def _state(run: dict[str, Any]) -> str:
-    return f"{run['state']}, past floor" if run["floor_passed"] else str(run["state"])
+def state_text(run: _RunRow) -> str:
+    """The state in words."""
+    if run.get("ended_unix_s") is not None:
+        return f"ended {format_duration(max(0.0, time.time() - run['ended_unix_s']))} ago"
+    state = "running" if run["state"] == "admitted" else str(run["state"])
+    return f"{state}, past floor" if run["floor_passed"] else state
 
 
-def _short_state(run: dict[str, Any]) -> str:
-    return "past floor" if run["floor_passed"] else str(run["state"]).split()[0]
+def short_state(run: _RunRow) -> str:
+    """The same in a word or two."""
+    if run.get("ended_unix_s") is not None:
+        return "ended"
+    return "past floor" if run["floor_passed"] else state_text(run).split()[0]
 
 
-def _nodes(run: dict[str, Any]) -> str:
-    return str(NodeSet.fromlist(run["nodes"], resolver=RESOLVER_NOGROUP))
-
-
-def _flex(run: dict[str, Any]) -> str:
+def flex_text(run: _RunRow) -> str:
+    """What was asked and what the site made of it, where that differs."""
     flex = run["flex"] or "?"
     return f"{run['user_flex']} -> {flex}" if run["user_flex"] and run["user_flex"] != flex else flex
 
 
-def _floor(run: dict[str, Any]) -> str:
-    return format_power(run["floor_mw"]) if run["target_cap_mw"] is not None else "-"
-
-
-def _draw(run: dict[str, Any]) -> str:
+def draw_text(run: _RunRow) -> str:
+    """The draw of one of its GPUs."""
     gpus, draw_mw = run["gpus"], run["draw_mw"]
     return format_power(draw_mw // gpus if gpus and draw_mw is not None else None)
 
 
-def _rate(run: dict[str, Any]) -> str:
+def _floor(run: _RunRow) -> str:
+    return format_power(run["floor_mw"]) if run["target_cap_mw"] is not None else "-"
+
+
+def _rate(run: _RunRow) -> str:
     rate = run["rate_per_s"]
     return "?" if rate is None else f"{rate:,.0f}/s" if rate >= 100 else f"{rate:.3g}/s"
 
 
 COLUMNS: Final = (
-    Column("JOB", _job, side="right"),
+    Column("JOB", job_text, side="right"),
     Column("USER", lambda run: run["user"] or "?", clip=5, drop=1),
-    Column("STATE", _state, short=_short_state),
-    Column("NODES", _nodes, clip=6, drop=4),
+    Column("STATE", state_text, short=short_state),
+    Column("NODES", lambda run: folded(run["nodes"]), clip=6, drop=4),
     Column("GPUS", lambda run: str(run["gpus"]), side="right", drop=5),
-    Column("FLEX", _flex, side="right", short=lambda run: run["flex"] or "?"),
+    Column("FLEX", flex_text, side="right", short=lambda run: run["flex"] or "?"),
     Column("CAP", lambda run: format_power(run["cap_mw"]), side="right"),
     Column("FLOOR", _floor, side="right", drop=2),
-    Column("DRAW", _draw, side="right"),
+    Column("DRAW", draw_text, side="right"),
     Column("RATE", _rate, side="right", drop=3),
     Column("LOSS", lambda run: percent(run["loss"]), side="right"),
 )

@@ -24,6 +24,7 @@ _MODULES: Final = {
     "pfi": "pfi",
     "status": "status",
     "study": "study",
+    "top": "top",
 }
 """Which module has a command: it is imported when the command is used, so that nobody waits for what others need."""
 

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import click
 
 from ..units import format_duration, format_power
 from .common import ask_controller, console, print_json
-from .tables import Column, show_table
+from .tables import Column, names_text, plain, show_table
+
+MOST_NODES: Final = 40
+"""Nodes that are listed one by one; more are shown by state, unless all are asked for."""
+
+_STATES: Final = ("silent", "never heard", "released", "faulty", "ok")
+"""The worst first."""
+
+_Node = Mapping[str, Any]
 
 
 @click.command()
+@click.option(
+    "--all",
+    "all_nodes",
+    is_flag=True,
+    help=f"each node by itself, also where there are more than {MOST_NODES}",
+)
 @click.option("--json", "as_json", is_flag=True, help="machine-readable output, powers in mW")
 @click.pass_context
-def status(context: click.Context, as_json: bool) -> None:
+def status(context: click.Context, all_nodes: bool, as_json: bool) -> None:
     """Show the site: limit, budget, draw, nodes, faults."""
     data = ask_controller(context, "status").data
     if as_json:
@@ -22,15 +37,24 @@ def status(context: click.Context, as_json: bool) -> None:
         return
     out = console()
     for line in headline(data):
-        out.print(line, markup=False)
+        out.print(plain(line), markup=False)
+    nodes = data["nodes"]
     out.print()
-    show_table(out, _COLUMNS, data["nodes"])
-    for node in data["nodes"]:
-        for fault in _troubles(node):
-            out.print(f"{node['name']}: {fault}", markup=False)
+    out.print(nodes_in_short(nodes), markup=False)
+    grouped = len(nodes) > MOST_NODES and not all_nodes
+    if nodes:
+        show_table(out, NODE_COLUMNS, in_groups(nodes) if grouped else nodes)
+    told = [f"{node['name']}: {trouble}" for node in nodes for trouble in _troubles(node)]
+    most = MOST_NODES if grouped else len(told)
+    for line in told[:most]:
+        out.print(plain(line), markup=False)
+    if len(told) > most:
+        out.print(f"and {len(told) - most:,} more such lines")
+    if grouped:
+        out.print("nodes in the same state are shown together; --all lists each", style="dim")
 
 
-def headline(data: dict[str, Any]) -> list[str]:
+def headline(data: Mapping[str, Any]) -> list[str]:
     """The site in a few lines, each short enough for a terminal where no list of names is in it."""
     draw = data["draw"]
     lines = [
@@ -48,8 +72,7 @@ def headline(data: dict[str, Any]) -> list[str]:
         lines.append("no window: no limit binds")
         return lines
     lines += [
-        f"limit {format_power(window['limit_mw'])} ({', '.join(window['limit_ids'])}), "
-        f"window open for {format_duration(window['open_s'])}",
+        *limit_lines(window),
         f"for GPU caps {format_power(window['budget_mw'])}, planned {format_power(window['committed_mw'])}",
     ]
     if window["shortfall_mw"]:
@@ -57,25 +80,104 @@ def headline(data: dict[str, Any]) -> list[str]:
             f"INFEASIBLE: {format_power(window['shortfall_mw'])} short, with every run as low as it may go"
         )
     if window["silent"]:
-        lines.append(f"counted at their worst because they do not answer: {', '.join(window['silent'])}")
+        lines.append(f"counted at their worst because they do not answer: {names_text(window['silent'])}")
     return lines
 
 
-def _heard(node: dict[str, Any]) -> str:
+def limit_lines(window: Mapping[str, Any]) -> list[str]:
+    """What holds the site down, since when, and until when as far as that is known."""
+    opened, ends_in_s = format_duration(window["open_s"]), window.get("ends_in_s")
+    if window.get("rebound"):
+        ends = "" if ends_in_s is None else f", done in {format_duration(max(0.0, ends_in_s))} at the latest"
+        return [f"the window has ended, power is given back: {format_power(window['limit_mw'])} now{ends}"]
+    class_ = f"{window['class']}, " if window.get("class") else ""
+    limit = f"limit {format_power(window['limit_mw'])} ({class_}{names_text(window['limit_ids'])})"
+    ends = "its end is not known" if ends_in_s is None else f"ends in {format_duration(max(0.0, ends_in_s))}"
+    return [limit, f"window open for {opened}, {ends}"]
+
+
+# ------------------------------------------------------------------------------------------------ nodes
+
+
+def node_state(node: _Node) -> str:
+    """A node's state in one word; a node that is heard and has something wrong is faulty."""
+    state = str(node["state"])
+    return "faulty" if state == "ok" and _troubles(node) else state
+
+
+def node_rank(node: _Node) -> int:
+    """The worst first."""
+    state = node_state(node)
+    return _STATES.index(state) if state in _STATES else 0
+
+
+def nodes_in_short(nodes: Sequence[_Node]) -> str:
+    """``NODES 12: 1 silent, 11 ok``."""
+    counts: dict[str, int] = {}
+    for node in sorted(nodes, key=node_rank):
+        counts[node_state(node)] = counts.get(node_state(node), 0) + 1
+    told = ", ".join(f"{count:,} {state}" for state, count in counts.items())
+    return f"NODES {len(nodes):,}: {told}" if nodes else "NODES: the config declares none"
+
+
+def in_groups(nodes: Sequence[_Node]) -> list[dict[str, Any]]:
+    """Nodes of the same state and mode as one row of `NODE_COLUMNS`, with their sums; the worst first."""
+    groups: dict[tuple[str, str], list[_Node]] = {}
+    for node in sorted(nodes, key=node_rank):
+        groups.setdefault((node_state(node), str(node["mode"])), []).append(node)
+    rows: list[dict[str, Any]] = []
+    for (state, mode), members in groups.items():
+        ages_s = [node["age_s"] for node in members]
+        names = folded([node["name"] for node in members])
+        rows.append(
+            {
+                "name": names if len(members) == 1 else f"{len(members):,}: {names}",
+                "state": state,
+                "mode": mode,
+                "age_s": None if None in ages_s else max(ages_s),
+                **{
+                    key: _sum(members, key)
+                    for key in ("gpus", "gpus_declared", "capped", "enforced_mw", "draw_mw")
+                },
+                "faults": [],
+                "prior_unknown": [],
+                "refused": "",
+            }
+        )
+    return rows
+
+
+def folded(names: Sequence[str]) -> str:
+    """``gpu[01-04,07]``; as they are, where they are no ordinary names."""
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+    try:
+        return str(NodeSet.fromlist(list(names), resolver=RESOLVER_NOGROUP))
+    except NodeSetException:
+        return ",".join(names)
+
+
+def _sum(nodes: Sequence[_Node], key: str) -> int | None:
+    """The sum, or None as soon as one is unknown."""
+    values = [node[key] for node in nodes]
+    return None if None in values else sum(values)
+
+
+def _heard(node: _Node) -> str:
     age_s = node["age_s"]
     if age_s is None:
         return "never"
     return f"{age_s:.1f} s" if age_s < 120 else format_duration(age_s)
 
 
-def _gpus(node: dict[str, Any]) -> str:
+def _gpus(node: _Node) -> str:
     same = node["gpus"] == node["gpus_declared"]
     return str(node["gpus"]) if same else f"{node['gpus']}/{node['gpus_declared']}"
 
 
-_COLUMNS: Final = (
+NODE_COLUMNS: Final = (
     Column("NODE", lambda node: node["name"], clip=8),
-    Column("STATE", lambda node: node["state"]),
+    Column("STATE", node_state),
     Column("MODE", lambda node: node["mode"], drop=2),
     Column("HEARD", _heard, side="right", drop=1),
     Column("GPUS", _gpus, side="right"),
@@ -85,10 +187,10 @@ _COLUMNS: Final = (
 )
 
 
-def _troubles(node: dict[str, Any]) -> list[str]:
+def _troubles(node: _Node) -> list[str]:
     told = list(node["faults"])
     if node["prior_unknown"]:
-        told.append(f"prior limit unknown, left alone: {', '.join(node['prior_unknown'])}")
+        told.append(f"prior limit unknown, left alone: {names_text(node['prior_unknown'])}")
     if node["refused"]:
         told.append(f"refused the last plan: {node['refused']}")
     return told

@@ -38,14 +38,26 @@ def show_table(out: Console, columns: Sequence[Column], rows: Sequence[Any]) -> 
         out.print(f"not shown on {out.width} columns: {', '.join(hidden)} (--json has all)", style="dim")
 
 
+def plain(text: str) -> str:
+    """Text on one line and without anything that would steer a terminal: names come from users."""
+    return text if text.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in text)
+
+
+def names_text(names: Sequence[str], most: int = 8) -> str:
+    """Names as a list for people, not longer than ``most`` of them."""
+    more = len(names) - most
+    shown = ", ".join(names[:most])
+    return plain(shown if more <= 0 else f"{shown} and {more:,} more")
+
+
 def fit(columns: Sequence[Column], rows: Sequence[Any], width: int) -> tuple[Table, list[str]]:
     """The table within ``width``, and the headings of the columns left out."""
     shown = list(columns)
-    cells = {column.heading: [column.cell(row) for row in rows] for column in columns}
+    cells = {column.heading: [plain(column.cell(row)) for row in rows] for column in columns}
     if _total(shown, cells) > width:
         for column in columns:
             if column.short is not None:
-                cells[column.heading] = [column.short(row) for row in rows]
+                cells[column.heading] = [plain(column.short(row)) for row in rows]
     hidden: list[str] = []
     for column in sorted((c for c in columns if c.drop is not None), key=lambda c: c.drop or 0):
         if _total(shown, cells, clipped=True) <= width:
