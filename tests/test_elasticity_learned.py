@@ -203,6 +203,20 @@ def test_the_highest_cap_is_the_uncapped_point_also_where_it_binds() -> None:
     assert found.value == pytest.approx((1 / 3) / (1 - 0.6 / 0.8), abs=0.08)
 
 
+def test_caps_that_lie_close_together_change_little() -> None:
+    posterior = known((0.2, 0.15), (0.4, 0.32), sd=0.004)
+    coarse, fine = surely(posterior), surely(posterior, grid_w=tuple(range(200, 701, 10)))
+    assert (fine.used, fine.left_out) == (49, 1)
+    assert fine.value == pytest.approx(coarse.value, abs=0.15)
+    # Somewhat wider, for small cuts are less sure; but not narrower for the number of caps.
+    assert 0.8 * (coarse.high - coarse.low) < fine.high - fine.low < 1.6 * (coarse.high - coarse.low)
+
+
+def test_a_run_whose_measured_losses_fall_still_has_an_interval() -> None:
+    found = surely(known((0.14, 0.3), (0.29, 0.2), (0.43, 0.1)))
+    assert 0 < found.low < found.value < found.high < 4
+
+
 def test_the_pfi_of_a_run_does_not_hang_on_its_place() -> None:
     turned = WHOLE.take(places(*reversed(range(RUNS))))
     for row in range(RUNS):

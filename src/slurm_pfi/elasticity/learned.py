@@ -20,6 +20,11 @@ SAMPLES: Final = 1_000
 _SEED: Final = 0
 """The same random numbers each time: the same knowledge gives the same figure, and a tag does not change by itself."""
 
+_FEWEST: Final = SAMPLES // 4
+"""So many samples decide at least, those that fall least, should hardly any of them not fall."""
+
+_NO_FALL: Final = 1e-6
+
 _OUTER: Final = 2.5
 """Per cent of the samples below, and above, a 95 % interval."""
 
@@ -47,8 +52,9 @@ def learned_pfi(
 
     ``draw_w``: the uncapped draw per GPU. Points as in ``index.pfi_on_grid``: the highest cap is the uncapped point,
     caps that do not lower the draw and points that lose less than 1 % are left out, here in each of many curves that
-    could be the run's; the value is their median. None where no cap lowers the draw, and where more than a few of
-    the curves lose too little to tell from nothing. Raises CurveError on a grid or a draw that is none.
+    could be the run's, lose no less at a deeper cut, and stay within 0..1; the value is their median. None where no
+    cap lowers the draw, and where more than a few of the curves lose too little to tell from nothing. Raises
+    CurveError on a grid or a draw that is none.
     """
     cap_w = np.array(sorted({float(cap) for cap in grid_w}, reverse=True))
     if cap_w.size < 2 or not (np.isfinite(cap_w).all() and cap_w[-1] > 0):
@@ -60,7 +66,7 @@ def learned_pfi(
     if not (reduction > 0).any():
         return None
     joint = posterior.joint(row, 1.0 - power_w / draw_w)
-    left = 1.0 - np.clip(joint.samples(*_random(cap_w.size)), 0.0, 1.0)
+    left = 1.0 - _not_falling(np.clip(joint.samples(*_random(cap_w.size)), 0.0, 1.0))
     expected = 1.0 - np.clip(joint.weight @ joint.mean, 0.0, 1.0)
     used = int((_loss_below_top(expected) >= SMALLEST_LOSS).sum())
     low, middle, high = np.percentile(
@@ -88,6 +94,13 @@ def _random(points: int) -> tuple[FloatArray, FloatArray]:
     normal = rng.standard_normal((SAMPLES, points))
     place.flags.writeable = normal.flags.writeable = False
     return place, normal
+
+
+def _not_falling(loss: FloatArray) -> FloatArray:
+    """Those of the curves (curves, points), given at ascending reductions, that can be: no loss falls with the draw."""
+    fall = np.maximum(-np.diff(loss, axis=1), 0.0).sum(axis=1)
+    result: FloatArray = loss[fall <= max(_NO_FALL, float(np.partition(fall, _FEWEST)[_FEWEST]))]
+    return result
 
 
 def _loss_below_top(left: FloatArray) -> FloatArray:
