@@ -100,6 +100,7 @@ class ControllerSection(_Section, frozen=True, kw_only=True, forbid_unknown_fiel
     """The commanding daemon. ``user`` is whom node agents take orders from (SlurmUser).
 
     ``curves``: a file of the site's own measured curves, added to the library that comes with the package.
+    ``history_days`` and ``history_max_mb`` bound history.db: older rows go, and the oldest samples of a large file.
     """
 
     user: str = "slurm"
@@ -107,6 +108,8 @@ class ControllerSection(_Section, frozen=True, kw_only=True, forbid_unknown_fiel
     state_dir: str = "/var/lib/slurm-pfi"
     run_dir: str = "/run/slurm-pfi-controller"
     curves: str | None = None
+    history_days: Annotated[float, Meta(gt=0, le=3650)] = 90.0
+    history_max_mb: Annotated[float, Meta(ge=16, le=1e6)] = 2048.0
 
 
 class NodeSection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):

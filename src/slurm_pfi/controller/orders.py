@@ -100,7 +100,10 @@ class Orders:
 
     def _status(self) -> Reply:
         control = self._controller
-        return Reply(ok=True, data=site_view(control.state, control.config, time.monotonic_ns(), time.time()))
+        data = site_view(control.state, control.config, time.monotonic_ns(), time.time())
+        if data["window"] is not None:
+            data["window"]["id"] = control.recorder.window_id
+        return Reply(ok=True, data=data)
 
     def _jobs(self) -> Reply:
         state = self._controller.state
@@ -221,3 +224,4 @@ class Orders:
             "steps": steps,
         }
         self._controller.audit.write("limit", fields)
+        self._controller.recorder.audit("limit", fields, now_s)

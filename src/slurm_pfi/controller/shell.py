@@ -20,6 +20,7 @@ from ..model import GpuId, Report
 from ..slurm.cli import SlurmCommands
 from ..store.audit import AuditLog
 from ..store.epoch import CommandedStore, EpochStore, NeverCommanded
+from ..store.history import History
 from ..store.limits import LimitStore
 from ..store.sealed import UnreadableError
 from ..store.switch import OffSwitch
@@ -28,6 +29,7 @@ from .core import Core
 from .knowledge import Knowledge, learn_runs
 from .nodes import ConfigNodesError, cannot_leave, declared_nodes, with_nodes
 from .orders import Orders
+from .recorder import Recorder
 from .science import Science, site_library
 from .slurm_worker import SlurmWorker
 from .state import (
@@ -70,6 +72,13 @@ class Controller:
         self.limits = LimitStore(state_dir / "limits.json")
         self._off_switch = OffSwitch(state_dir / "off.json")
         self.audit = AuditLog(state_dir / "audit.jsonl", "controller", on_fault=log.error)
+        self.history = History(
+            state_dir / "history.db",
+            days=config.controller.history_days,
+            most_bytes=round(config.controller.history_max_mb * 2**20),
+            on_fault=log.error,
+        )
+        self.recorder = Recorder(self.history)
         self._slurm = SlurmWorker(
             SlurmCommands(config.slurm, timeout_s=config.times.slurm_timeout_s), config, self.take
         )
@@ -99,6 +108,7 @@ class Controller:
             # The bus socket is ours before an epoch is taken: two controllers must not fence each other for ever.
             await self._bus.start()
             await self._control.start()
+            self.history.start()
             self._take_command(first_start=first_start)
         except (SocketError, UnreadableError, OSError) as error:
             log.error(f"cannot start: {error}")
@@ -125,6 +135,7 @@ class Controller:
     async def _close(self) -> None:
         await self._control.close()
         await self._bus.close()
+        self.history.close()
         self.audit.close()
 
     def _take_command(self, *, first_start: bool) -> None:
@@ -224,6 +235,7 @@ class Controller:
             self._wake.clear()
             began_s = time.monotonic()
             self._handle(Cycle(now_unix_s=time.time()))
+            self.recorder.cycle(self.state, self.config, time.monotonic_ns(), time.time())
             took_s = time.monotonic() - began_s
             times = self.config.times
             wait_s = times.cycle_s if self.state.window is None else times.cycle_window_s
@@ -255,6 +267,7 @@ class Controller:
         match action:
             case Audit(event=event, fields=fields):
                 self.audit.write(event, fields)
+                self.recorder.audit(event, fields, time.time())
                 if event not in ("plan_sent", "window"):
                     log.info(event.replace("_", " "), **fields)
             case SendPlan():

@@ -1,0 +1,261 @@
+"""What the controller's cycles leave in the history: windows, samples in and around them, what happened to whom.
+
+A fault in here is said once and costs history: it never reaches the cycle that is being recorded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Protocol, TypeAlias
+
+import msgspec
+import structlog
+
+from ..config import Config
+from ..model import Run
+from ..store.rows import EndedRun, EventRow, Row, SiteSample, WindowRow
+from .ledger import NS_PER_S
+from .site_rows import (
+    audit_event,
+    cap_events,
+    limit_event,
+    phase_of,
+    run_facts,
+    run_sample,
+    site_sample,
+    why_closed,
+    window_row,
+)
+from .state import RunView, State, WindowView
+from .views import run_view
+
+SAMPLE_S: Final = 1.0
+BEFORE_S: Final = 120.0
+"""How long before a window its page begins."""
+
+AFTER_S: Final = 120.0
+DRAW_BEFORE_S: Final = 60.0
+RUNS_PER_S: Final = 200
+"""Runs sampled each second in a window. Where there are more, each has its turn less often."""
+
+RUNS_PER_S_BEFORE: Final = 40
+FACTS_S: Final = 60.0
+
+log = structlog.get_logger("controller")
+
+
+Summary: TypeAlias = Callable[[RunView, State, Config, int, float], dict[str, Any]]
+"""What is kept of a run that ended: its view, the state, the config, monotonic ns and Unix seconds of now."""
+
+
+def plain_summary(
+    view: RunView, state: State, _config: Config, now_ns: int, _now_unix_s: float
+) -> dict[str, Any]:
+    """What ``jobs`` shows of the run."""
+    return run_view(view, state, now_ns)
+
+
+class Sink(Protocol):
+    """Where rows go; the history. Neither call waits."""
+
+    left_open: WindowRow | None
+    last_seen_s: float | None
+
+    def add(self, rows: Iterable[Row]) -> None: ...
+
+    def new_window_id(self) -> int | None: ...
+
+
+class Recorder:
+    """Looks at the state after each cycle and hands over what is new. No clock of its own."""
+
+    def __init__(self, history: Sink, summary: Summary = plain_summary) -> None:
+        self._history = history
+        self._summary = summary
+        self._open: WindowRow | None = None
+        self._limit: tuple[int, tuple[str, ...]] | None = None
+        self._settled = False
+        self._runs: dict[Run, RunView] = {}
+        self._told_caps: dict[Run, int] = {}
+        self._draws: deque[tuple[int, SiteSample]] = deque()
+        self._held: deque[tuple[int, Row]] = deque()
+        self._next_sample_ns = 0
+        self._next_facts_ns = 0
+        self._after_until_ns = 0
+        self._turn = 0
+        self._said = ""
+
+    @property
+    def window_id(self) -> int | None:
+        """The number of the window that is open; None without one, or while history cannot be written."""
+        return None if self._open is None else self._open.id
+
+    def cycle(self, state: State, config: Config, now_ns: int, now_unix_s: float) -> None:
+        """Record the state after a cycle. Raises nothing."""
+        try:
+            if state.planned:
+                self._history.add(self._rows(state, config, now_ns, now_unix_s))
+        except Exception as error:
+            self._fault("a cycle", error)
+
+    def audit(self, event: str, fields: Mapping[str, Any], now_unix_s: float) -> None:
+        """Record an entry of the audit log, if people should read of it. Raises nothing."""
+        try:
+            row = audit_event(event, fields, now_unix_s)
+            if row is not None:
+                self._history.add((row,))
+        except Exception as error:
+            self._fault(event, error)
+
+    def _fault(self, what: str, error: Exception) -> None:
+        text = f"{what}: {error!r}"
+        if text != self._said:
+            log.exception(f"a fault of the recorder, please report it; the history misses {text}")
+        self._said = text
+
+    # ------------------------------------------------------------------------------------------- one cycle
+
+    def _rows(self, state: State, config: Config, now_ns: int, now_unix_s: float) -> list[Row]:
+        rows: list[Row] = []
+        if not self._settled:
+            rows += self._take_over(state, now_unix_s)
+            self._settled = True
+        binding = state.window if state.window is not None and not state.window.rebound else None
+        if binding is not None:
+            rows += self._in_window(binding, state, config, now_ns, now_unix_s)
+        elif self._open is not None:
+            rows += self._close(state, now_ns, now_unix_s)
+        rows += cap_events(self._runs, state, config.policy.name, self._told_caps, now_ns, now_unix_s)
+        rows += self._ended(state, config, now_ns, now_unix_s)
+        if now_ns >= self._next_sample_ns:
+            self._next_sample_ns = max(
+                self._next_sample_ns + round(SAMPLE_S * NS_PER_S), now_ns + NS_PER_S // 2
+            )
+            rows += self._samples(state, config, now_ns, now_unix_s)
+        self._runs = state.runs
+        return rows
+
+    def _take_over(self, state: State, now_unix_s: float) -> list[Row]:
+        """A window that the last controller left open goes on, if its limit still binds; else its end was not seen."""
+        left = self._history.left_open
+        if left is None:
+            return []
+        window = state.window
+        if window is not None and not set(window.limit_ids).isdisjoint(left.limit_ids):
+            self._open = left
+            self._limit = (window.limit_mw, window.limit_ids)
+            return []
+        seen_s = self._history.last_seen_s
+        closed_s = now_unix_s if seen_s is None else min(now_unix_s, max(seen_s, left.opened_unix_s))
+        ended = "no controller ran when it ended; this is the last that was seen of it"
+        return [msgspec.structs.replace(left, closed_unix_s=closed_s, ended=ended)]
+
+    def _in_window(
+        self, window: WindowView, state: State, config: Config, now_ns: int, now_unix_s: float
+    ) -> list[Row]:
+        rows: list[Row] = []
+        limit = (window.limit_mw, window.limit_ids)
+        first = self._open is None
+        if first:
+            window_id = self._history.new_window_id()
+            if window_id is None:
+                return []  # nothing can be written; the next cycle tries again
+            opened_s = now_unix_s - (now_ns - window.opened_ns) / NS_PER_S
+            before_mw = self._draw_before_mw(window.opened_ns)
+            self._open = window_row(window_id, window, state, config, opened_s, before_mw)
+            rows += [self._open, *(row for _, row in self._held)]
+            self._held.clear()
+            self._next_sample_ns = self._next_facts_ns = now_ns
+        assert self._open is not None
+        if limit != self._limit:
+            rows.append(limit_event(window, self._open.id, now_unix_s, first=first))
+            self._limit = limit
+        if config.policy.name != self._open.policy:
+            self._open = msgspec.structs.replace(self._open, policy=config.policy.name)
+            text = f"the policy is {config.policy.name} from now on"
+            rows += [self._open, EventRow(unix_s=now_unix_s, kind="policy", text=text)]
+        if now_ns >= self._next_facts_ns:
+            self._next_facts_ns = now_ns + round(FACTS_S * NS_PER_S)
+            rows += self._facts(state.runs, state, now_ns)
+        return rows
+
+    def _close(self, state: State, now_ns: int, now_unix_s: float) -> list[Row]:
+        assert self._open is not None
+        why = why_closed(self._open, state, now_unix_s)
+        row = msgspec.structs.replace(self._open, closed_unix_s=now_unix_s, ended=why)
+        text = f"window {row.id} is over: {why}"
+        rows: list[Row] = [row, EventRow(unix_s=now_unix_s, kind="closed", text=text)]
+        rows += self._facts(state.runs, state, now_ns)
+        self._open = self._limit = None
+        self._next_sample_ns = now_ns
+        return rows
+
+    def _facts(self, runs: Mapping[Run, RunView], state: State, now_ns: int) -> list[Row]:
+        if self._open is None:
+            return []
+        return [
+            run_facts(self._open.id, view, state, now_ns) for view in runs.values() if view.phase != "gone"
+        ]
+
+    def _ended(self, state: State, config: Config, now_ns: int, now_unix_s: float) -> list[Row]:
+        """Runs that were there at the last cycle and are not now."""
+        rows: list[Row] = []
+        for run, view in self._runs.items():
+            if run in state.runs:
+                continue
+            self._told_caps.pop(run, None)
+            if view.phase in ("new", "refused"):
+                continue
+            nodes = {name for name in view.gpus if name in state.nodes}
+            kept = msgspec.structs.replace(view, gpus={name: view.gpus[name] for name in nodes})
+            rows += self._facts({run: kept}, state, now_ns)
+            value = self._summary(kept, state, config, now_ns, now_unix_s)
+            rows.append(
+                EndedRun(
+                    run=str(run),
+                    job_id=run.job_id,
+                    spec=str(run.job_id) if view.job is None else view.job.spec,
+                    uid=None if view.job is None else view.job.user_id,
+                    ended_unix_s=now_unix_s,
+                    value=value,
+                )
+            )
+        return rows
+
+    # ------------------------------------------------------------------------------------------- samples
+
+    def _samples(self, state: State, config: Config, now_ns: int, now_unix_s: float) -> list[Row]:
+        """Written in a window and for a while after it; before one they are only held, in case one opens."""
+        if state.window is not None:
+            self._after_until_ns = now_ns + round(AFTER_S * NS_PER_S)
+        after = now_ns < self._after_until_ns
+        sample = site_sample(state, config, phase_of(state, after=after), now_ns, now_unix_s)
+        self._draws.append((now_ns, sample))
+        while self._draws and now_ns - self._draws[0][0] > DRAW_BEFORE_S * NS_PER_S:
+            self._draws.popleft()
+        rows: list[Row] = [sample]
+        for view in self._whose_turn(state, RUNS_PER_S if after else RUNS_PER_S_BEFORE):
+            rows.append(run_sample(view, state, config, now_ns, now_unix_s))
+        if after:
+            return rows
+        self._held.extend((now_ns, row) for row in rows)
+        while self._held and now_ns - self._held[0][0] > BEFORE_S * NS_PER_S:
+            self._held.popleft()
+        return []
+
+    def _whose_turn(self, state: State, most: int) -> list[RunView]:
+        """At most ``most`` runs; the others have their turn in the seconds that follow."""
+        runs = [view for view in state.runs.values() if view.phase in ("admitted", "waiting")]
+        every = max(1, -(-len(runs) // most))
+        self._turn += 1
+        return [view for place, view in enumerate(runs) if (place + self._turn) % every == 0]
+
+    def _draw_before_mw(self, opened_ns: int) -> int | None:
+        """The mean of the known samples of the minute before; None without one."""
+        known = [
+            sample.draw_mw
+            for at_ns, sample in self._draws
+            if at_ns <= opened_ns and sample.draw_mw is not None
+        ]
+        return round(sum(known) / len(known)) if known else None

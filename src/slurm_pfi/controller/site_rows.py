@@ -1,0 +1,290 @@
+"""What the history is told of one instant: site, runs and happenings, as rows made from the core's state. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal
+
+from ..config import Config
+from ..model import GpuReport, LimitClass, Run
+from ..store.limits import schedule
+from ..store.rows import EventRow, Phase, RunFacts, RunSample, SiteSample, WindowRow
+from ..units import format_duration, format_power, watts_to_mw
+from .ledger import NS_PER_S, default_worst_mw, missing_gpus_mw
+from .runs import run_gpus
+from .state import NodeView, RunView, State, WindowView
+from .views import run_view
+
+UNMEASURED_SHARE: Final = 0.05
+"""With more of the site than this counted instead of measured, its draw is told as unknown."""
+
+TOLD_STEP: Final = 0.05
+"""A cap that moves by less than this share is not told anew."""
+
+
+# ------------------------------------------------------------------------------------------------- the site
+
+
+def beside_mw(state: State, config: Config) -> int:
+    """What the site declares beside its GPUs; a reserve is room that nobody draws, and not in it."""
+    return sum(node.overhead_mw for node in state.nodes.values()) + watts_to_mw(config.policy.unmanaged_w)
+
+
+def limit_now_mw(state: State, now_unix_s: float) -> int | None:
+    """The lowest limit in force at this very instant; None if none is, or if they cannot be read."""
+    if not state.limits_known:
+        return None
+    return schedule(state.limits, now_unix_s, horizon_s=0.0, lead_s=0.0)[0].limit_mw
+
+
+def phase_of(state: State, *, after: bool) -> Phase:
+    """``after``: a window has ended not long ago."""
+    if state.window is not None:
+        return "rebound" if state.window.rebound else "window"
+    return "after" if after else "before"
+
+
+def site_sample(state: State, config: Config, phase: Phase, now_ns: int, now_unix_s: float) -> SiteSample:
+    """The site now. In a rebound the limit is the synthetic one that holds it below the draw before."""
+    measured_mw, unmeasured_mw = _draws(state.nodes.values(), config, now_ns)
+    fixed_mw = beside_mw(state, config)
+    total_mw = measured_mw + unmeasured_mw + fixed_mw
+    window = state.window
+    limit_mw = limit_now_mw(state, now_unix_s)
+    if window is not None and window.rebound:
+        limit_mw = window.limit_mw
+    return SiteSample(
+        unix_s=now_unix_s,
+        phase=phase,
+        limit_mw=limit_mw,
+        draw_mw=None if unmeasured_mw > UNMEASURED_SHARE * total_mw else total_mw,
+        committed_mw=None if window is None else window.committed_mw + fixed_mw,
+        unmeasured_mw=unmeasured_mw,
+    )
+
+
+def _draws(nodes: Iterable[NodeView], config: Config, now_ns: int) -> tuple[int, int]:
+    """What GPUs were measured to draw, and what those without a reading could draw at most."""
+    measured_mw = unmeasured_mw = 0
+    late_ns = round(config.times.node_answer_s * NS_PER_S)
+    for node in nodes:
+        if node.report is None or now_ns - node.heard_ns > late_ns:
+            unmeasured_mw += default_worst_mw(node)
+            continue
+        unmeasured_mw += missing_gpus_mw(node)
+        for gpu in node.report.gpus:
+            if gpu.draw_mw is not None:
+                measured_mw += gpu.draw_mw
+            else:
+                unmeasured_mw += gpu.max_mw if gpu.ceiling_mw is None else gpu.ceiling_mw
+    return measured_mw, unmeasured_mw
+
+
+def window_row(
+    window_id: int,
+    window: WindowView,
+    state: State,
+    config: Config,
+    opened_unix_s: float,
+    draw_before_mw: int | None,
+) -> WindowRow:
+    """The window as it opens."""
+    modes = {node.mode for node in state.nodes.values()}
+    mode: Literal["observe", "enforce", "mixed"] = modes.pop() if len(modes) == 1 else "mixed"
+    binding = [limit.class_ for limit in state.limits if limit.id in window.limit_ids]
+    class_: LimitClass = "emergency" if "emergency" in binding else "economic"
+    return WindowRow(
+        id=window_id,
+        cluster=config.cluster,
+        opened_unix_s=opened_unix_s,
+        policy=config.policy.name,
+        class_=class_,
+        mode=mode,
+        limit_mw=window.limit_mw,
+        limit_ids=window.limit_ids,
+        draw_before_mw=draw_before_mw,
+        beside_mw=beside_mw(state, config),
+        response_s=config.times.response_s,
+        simulated=config.node.identity_dir is not None,
+    )
+
+
+def why_closed(row: WindowRow, state: State, now_unix_s: float) -> str:
+    """Why a window is over, in words."""
+    if state.off:
+        return "an admin said 'slurm-pfi off'"
+    mine = [limit for limit in state.limits if limit.id in row.limit_ids]
+    if not mine:
+        return "its limit was cleared"
+    if limit_now_mw(state, now_unix_s) is None:
+        return "its limit ended"
+    return "the limit is no longer below what the site can draw"
+
+
+# ------------------------------------------------------------------------------------------------- the runs
+
+
+def run_sample(view: RunView, state: State, config: Config, now_ns: int, now_unix_s: float) -> RunSample:
+    """A run now. What its nodes said too long ago is unknown."""
+    gpus = _heard_gpus(view, state, config, now_ns)
+    draws = [gpu.draw_mw for gpu in gpus]
+    caps = [gpu.enforced_mw for gpu in gpus if gpu.enforced_mw is not None]
+    known = [draw for draw in draws if draw is not None]
+    shown = run_view(view, state, now_ns) if gpus else {"rate_per_s": None, "baseline_rate_per_s": None}
+    rate, base = shown["rate_per_s"], shown["baseline_rate_per_s"]
+    return RunSample(
+        unix_s=now_unix_s,
+        run=str(view.run),
+        cap_mw=max(caps, default=None),
+        draw_mw=round(sum(known) / len(known)) if known and len(known) == len(draws) else None,
+        share=None if rate is None or not base else rate / base,
+    )
+
+
+def _heard_gpus(view: RunView, state: State, config: Config, now_ns: int) -> list[GpuReport]:
+    late_ns = round(config.times.node_answer_s * NS_PER_S)
+    if any(now_ns - state.nodes[name].heard_ns > late_ns for name in view.gpus):
+        return []
+    return run_gpus(view, state.nodes)
+
+
+def run_facts(window_id: int, view: RunView, state: State, now_ns: int) -> RunFacts:
+    """What is known of a run as such."""
+    shown: dict[str, Any] = run_view(view, state, now_ns)
+    models = {gpu.model for gpu in run_gpus(view, state.nodes)}
+    job = view.job
+    return RunFacts(
+        window=window_id,
+        run=str(view.run),
+        user=shown["user"],
+        account=None if job is None else job.account,
+        partition=shown["partition"],
+        name=None if job is None else job.name,
+        gpu_model=models.pop() if len(models) == 1 else None,
+        gpus=shown["gpus"],
+        nodes=tuple(shown["nodes"]),
+        flex=shown["flex"],
+        max_loss=shown["max_loss"],
+        floor_mw=shown["floor_mw"],
+        baseline=shown["baseline"],
+        baseline_draw_mw=shown["baseline_draw_mw"],
+        expected_loss=shown["expected_loss"],
+    )
+
+
+# ------------------------------------------------------------------------------------------- what happened
+
+
+def cap_events(
+    before: Mapping[Run, RunView],
+    state: State,
+    policy: str,
+    told: dict[Run, int],
+    now_ns: int,
+    now_unix_s: float,
+) -> list[EventRow]:
+    """Runs that came under a cap, whose cap moved, or that are free again. ``told`` holds the caps last told of."""
+    found: list[EventRow] = []
+    for run, view in state.runs.items():
+        cap_mw = view.target_cap_mw
+        known_mw = told.get(run)
+        if view.capped_since_ns is None or cap_mw is None:
+            if known_mw is not None:
+                del told[run]
+                old = before.get(run)
+                since_ns = None if old is None else old.capped_since_ns
+                text = "no longer capped"
+                if since_ns is not None:
+                    text += f", after {format_duration((now_ns - since_ns) / NS_PER_S)}"
+                found.append(EventRow(unix_s=now_unix_s, run=str(run), kind="uncapped", text=text))
+            continue
+        if known_mw is not None and abs(cap_mw - known_mw) <= TOLD_STEP * known_mw:
+            continue
+        told[run] = cap_mw
+        came = "" if known_mw is None else f" from {format_power(known_mw)}"
+        text = (
+            f"capped{came} to {format_power(cap_mw)} a GPU (floor {format_power(view.floor_mw)}): "
+            f"{_why(state)}, policy {policy}"
+        )
+        found.append(EventRow(unix_s=now_unix_s, run=str(run), kind="capped", text=text))
+    return found
+
+
+def _why(state: State) -> str:
+    window = state.window
+    if window is None:
+        return "no window"
+    if window.rebound:
+        return "slow release after the window"
+    return f"limit {', '.join(window.limit_ids)} of {format_power(window.limit_mw)}"
+
+
+def limit_event(window: WindowView, window_id: int, now_unix_s: float, *, first: bool) -> EventRow:
+    """A window opened, or its limit changed."""
+    what = f"window {window_id} opens" if first else f"window {window_id}: another limit binds"
+    text = (
+        f"{what}: limit {format_power(window.limit_mw)} ({', '.join(window.limit_ids)}), "
+        f"{format_power(window.budget_mw)} of it for GPU caps"
+    )
+    return EventRow(unix_s=now_unix_s, kind="limit", text=text)
+
+
+def audit_event(event: str, fields: Mapping[str, Any], now_unix_s: float) -> EventRow | None:
+    """An entry of the audit log in plain words; None for what people need not read, or what is told elsewhere."""
+    run = str(fields.get("run", ""))
+    text = _words(event, fields)
+    return None if text is None else EventRow(unix_s=now_unix_s, run=run, kind=event, text=text)
+
+
+def _words(event: str, fields: Mapping[str, Any]) -> str | None:
+    match event:
+        case "admitted":
+            asked = (
+                f" ({fields['user_flex']!r} was asked)"
+                if fields["user_flex"] not in ("", fields["flex"])
+                else ""
+            )
+            return f"admitted with flex {fields['flex'] or 'not yet known'}{asked}"
+        case "ended":
+            return f"ended{_because(fields)}"
+        case "run_refused":
+            return f"not managed{_because(fields)}"
+        case "floor_passed":
+            return (
+                f"an emergency limit takes it to {format_power(fields['cap_mw'])} a GPU, "
+                f"below its floor of {format_power(fields['floor_mw'])}"
+            )
+        case "floor_breach":
+            return f"waits for power, {format_duration(fields['waited_s'])} so far: its floor does not fit"
+        case "infeasible" if not fields["shortfall_mw"]:
+            return "the limit can be held again"
+        case "infeasible":
+            silent = (
+                f"; counted at their worst, not answering: {_names(fields['silent'])}"
+                if fields["silent"]
+                else ""
+            )
+            return (
+                f"the limit cannot be held: {format_power(fields['shortfall_mw'])} short, "
+                f"with every run as low as it may go{silent}"
+            )
+        case "limit":
+            done = "set" if fields["action"] == "set" else "cleared"
+            return f"limit {fields['id']} was {done} by uid {fields['uid']}"
+        case "off":
+            return (
+                "switched off: no limit is enforced" if fields["off"] else "switched on: limits are enforced"
+            )
+        case "leader":
+            return f"a controller took command (epoch {fields['epoch']})"
+    return None
+
+
+def _because(fields: Mapping[str, Any]) -> str:
+    return f": {fields['reason']}" if fields.get("reason") else ""
+
+
+def _names(names: list[str], most: int = 8) -> str:
+    """No event grows with the site."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
