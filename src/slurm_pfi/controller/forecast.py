@@ -1,0 +1,454 @@
+"""What a limit would cost, without touching anything: the answer of ``slurm-pfi what-if``. Pure.
+
+It asks the same ``share`` that a window asks, so the caps it shows are those that the limit would bring. Everything is
+a figure of the site as it would be uncapped, also while a window is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from ..allocation.problem import Policy
+from ..config import Config
+from ..elasticity.curve import FloatArray, IntArray
+from ..elasticity.evidence import BaselineSource
+from ..elasticity.posterior import Posterior
+from ..model import Frozen
+from ..store.limits import ScheduleStep
+from ..units import watts_to_mw
+from .budget import Gpu, GpuKey, SiteView, gpus_of, look, node_answers
+from .knowledge import Knowledge
+from .ledger import default_worst_mw, missing_gpus_mw, prior_of
+from .science import Science
+from .shares import Candidate, Shares, candidates, share
+from .state import RunView, State
+
+SDS_OF_95: Final = 1.96
+UNBOUND_SHARE: Final = 0.9
+"""A GPU that draws less than this share of its limit is not held by it: what it draws is what it would draw."""
+
+NOT_CUT: Final = 1e-9
+
+
+class Target(Frozen, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is asked: exactly one of a share (0..1) or a power less than the uncapped draw, or a limit; in mW."""
+
+    share: float | None = None
+    less_mw: int | None = None
+    limit_mw: int | None = None
+    emergency: bool = False
+
+
+class Estimate(Frozen, frozen=True, kw_only=True):
+    """An expected value with its 95 % interval."""
+
+    expected: float
+    low: float
+    high: float
+
+
+class UncappedDraw(Frozen, frozen=True, kw_only=True):
+    """What the site would draw without any cap, by how it is known; sums of all GPUs, mW.
+
+    ``known_mw``: runs with a seen or recalled baseline. ``bounded_mw``: runs never seen uncapped, at their prior
+    limits. ``idle_mw``: GPUs without a run, as measured; ``unread_mw``: those whose draw is not known, at their prior
+    limits. ``silent_mw``: nodes that do not answer and GPUs that are not reported, at their worst. ``beside_mw``: what
+    the site declares beside the GPUs. Bounded, unread, silent and beside are the most that it can be.
+    """
+
+    known_mw: int
+    bounded_mw: int
+    idle_mw: int
+    unread_mw: int
+    silent_mw: int
+    beside_mw: int
+
+    @property
+    def total_mw(self) -> int:
+        return (
+            self.known_mw + self.bounded_mw + self.idle_mw + self.unread_mw + self.silent_mw + self.beside_mw
+        )
+
+
+class RunForecast(Frozen, frozen=True, kw_only=True):
+    """One run under the limit. Powers of one GPU; ``draw_mw`` uncapped, the prior limit where ``baseline`` is bounded.
+
+    ``reduction`` and ``loss`` (0..1) are the most they can be where the baseline is bounded. ``measured``: whether
+    anything measured of this run, or of its kin, went into its curve.
+    """
+
+    run: str
+    job_id: int
+    restart: int
+    user: str | None
+    flex: str | None
+    gpus: int
+    baseline: BaselineSource
+    measured: bool
+    draw_mw: int
+    cap_mw: int
+    floor_mw: int
+    reduction: float
+    loss: Estimate
+    at_floor: bool
+    floor_passed: bool
+
+
+class Certificate(Frozen, frozen=True, kw_only=True):
+    """How far the cut is from cutting everyone alike. ``informed``: whether anything is known that tells runs apart.
+
+    ``step`` (0..1): the share of the way that ``marginal`` certifies, None by another policy or where nothing had to
+    be cut. ``gain``: what the cut saves against the equal one, as a share of all throughput.
+    """
+
+    informed: bool
+    step: float | None
+    gain: Estimate | None
+
+
+class Standing(Frozen, frozen=True, kw_only=True):
+    """What somebody who reads a forecast must know of the controller.
+
+    ``window_mw``: the limit that holds now, None without a window. ``enforces``: whether any node is in that mode.
+    ``simulated``: the GPUs are. ``silent``: nodes that do not answer or take no plan; ``unreached``: runs on them, and
+    others that no plan may cap; they are in no figure of loss.
+    """
+
+    cluster: str
+    policy: str
+    window_mw: int | None
+    off: bool
+    limits_known: bool
+    enforces: bool
+    simulated: bool
+    silent: tuple[str, ...]
+    unreached: tuple[str, ...]
+
+
+class WhatIf(Frozen, frozen=True, kw_only=True):
+    """The answer. Powers of the whole site in mW, losses as shares of the throughput of ``gpus`` GPUs in ``runs``.
+
+    ``asked_less_mw``: the reduction of the uncapped draw that the target means, below zero where it is a limit above
+    it. ``binds`` is False where the site cannot reach the limit without caps. ``loss`` is None without a run. Where the
+    limit cannot be held, ``shortfall_mw`` is missing with every run as low as it may go (which the figures then show),
+    and ``least_limit_mw`` is the lowest that can be held; ``emergency_shortfall_mw``: what an emergency limit would
+    miss.
+    """
+
+    target: Target
+    limit_mw: int
+    asked_less_mw: int
+    uncapped: UncappedDraw
+    uncapped_mw: int
+    worst_mw: int
+    binds: bool
+    feasible: bool
+    shortfall_mw: int
+    least_limit_mw: int
+    emergency_shortfall_mw: int | None
+    runs: tuple[RunForecast, ...]
+    gpus: int
+    loss: Estimate | None
+    waiting: tuple[str, ...]
+    parked_gpus: int
+    parked_mw: int
+    parked_draw_mw: int
+    certificate: Certificate
+    standing: Standing
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """The site as one forecast sees it, worked out once for all limits that are tried on it."""
+
+    state: State
+    config: Config
+    site: SiteView
+    knowledge: Knowledge
+    asking: tuple[Candidate, ...]
+    uncapped: UncappedDraw
+    draws_mw: dict[GpuKey, int]
+    standing: Standing
+    reserve_mw: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reserve_mw", watts_to_mw(self.config.policy.reserve_w))
+
+    @property
+    def worst_mw(self) -> int:
+        """What the site draws at most without caps; a limit above it binds nothing."""
+        return self.site.uncapped_mw + self.site.fixed_mw
+
+    def shares(self, limit_mw: int, policy: Policy | None = None, *, emergency: bool = False) -> Shares:
+        """What this limit alone would give each run."""
+        step = ScheduleStep(0.0, limit_mw, limit_mw if emergency else None)
+        return share(self.asking, policy or self.config.policy.name, self.site, step, self.knowledge)
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """What a limit does to the runs: arrays of shape (runs,), in the order of ``shares.demands``.
+
+    ``draw_mw``: uncapped draw of one GPU; ``reduction``: of it, 0 where the cap does not bind.
+    """
+
+    shares: Shares
+    rows: IntArray
+    gpus: FloatArray
+    draw_mw: FloatArray
+    reduction: FloatArray
+    posterior: Posterior
+
+    @property
+    def given_mw(self) -> FloatArray:
+        """What each run gives up, all its GPUs together."""
+        given: FloatArray = self.gpus * self.draw_mw * self.reduction
+        return given
+
+
+def what_if(state: State, config: Config, science: Science, target: Target, now_ns: int) -> WhatIf:
+    """What this limit would do if it were in force now, and alone. Changes nothing."""
+    basis = look_at(state, config, science, now_ns)
+    total_mw = basis.uncapped.total_mw
+    if target.limit_mw is not None:
+        less_mw = total_mw - target.limit_mw
+    elif target.less_mw is not None:
+        less_mw = target.less_mw
+    else:
+        less_mw = round(total_mw * (target.share or 0.0))
+    limit_mw = max(0, total_mw - less_mw)
+    binds = limit_mw < basis.worst_mw
+    # A limit that opens no window leaves every cap where it is.
+    shares = basis.shares(limit_mw if binds else basis.worst_mw, emergency=target.emergency)
+    missing_mw = shares.shortfall_mw + max(0, less_mw - total_mw) if binds else 0
+    emergency_mw = None
+    if missing_mw and not target.emergency:
+        emergency_mw = basis.shares(limit_mw, emergency=True).shortfall_mw + max(0, less_mw - total_mw)
+    made = cut_of(basis, shares)
+    parked = _parked(basis, shares)
+    return WhatIf(
+        target=target,
+        limit_mw=limit_mw,
+        asked_less_mw=less_mw,
+        uncapped=basis.uncapped,
+        uncapped_mw=total_mw,
+        worst_mw=basis.worst_mw,
+        binds=binds,
+        feasible=not missing_mw,
+        shortfall_mw=missing_mw,
+        least_limit_mw=limit_mw + shares.shortfall_mw
+        if missing_mw
+        else least_limit_mw(basis, emergency=target.emergency),
+        emergency_shortfall_mw=emergency_mw,
+        runs=_forecasts(basis, made) if binds else (),
+        gpus=round(float(made.gpus.sum())),
+        loss=total_loss(basis, made),
+        waiting=tuple(str(one.demand.run) for one in _left_waiting(basis, shares)) if binds else (),
+        parked_gpus=len(parked),
+        parked_mw=sum(gpu.park_mw for gpu in parked),
+        parked_draw_mw=sum(basis.draws_mw[gpu.key] for gpu in parked),
+        certificate=_certificate(basis, made, limit_mw, emergency=target.emergency) if binds else _UNCUT,
+        standing=basis.standing,
+    )
+
+
+_UNCUT: Final = Certificate(informed=False, step=None, gain=None)
+
+
+def least_limit_mw(basis: Basis, *, emergency: bool = False) -> int:
+    """The lowest limit that can be held: every run that is admitted now at its floor (emergency: its minimum)."""
+    return basis.shares(0, emergency=emergency).shortfall_mw
+
+
+# --------------------------------------------------------------------------------------------- the site uncapped
+
+
+def look_at(state: State, config: Config, science: Science, now_ns: int) -> Basis:
+    """Gather what every limit is judged by."""
+    site = look(state, config, now_ns)
+    # A copy with cuts of its own: what is only asked must not push out what the controller remembers of its windows.
+    knowledge = replace(science.knowledge(state))
+    asking = candidates(state, config, science, site)
+    silent = tuple(node.name for node in state.nodes.values() if not node_answers(node, config, now_ns))
+    draws_mw, uncapped = _uncapped(state, config, site, frozenset(silent))
+    reached = {one.demand.run for one in asking}
+    running = [run for run, view in state.runs.items() if view.phase in ("admitted", "waiting")]
+    standing = Standing(
+        cluster=config.cluster,
+        policy=config.policy.name,
+        window_mw=None if state.window is None else state.window.limit_mw,
+        off=state.off,
+        limits_known=state.limits_known,
+        enforces=any(node.mode == "enforce" for node in state.nodes.values()),
+        simulated=config.node.identity_dir is not None,
+        silent=silent,
+        unreached=tuple(str(run) for run in running if run not in reached),
+    )
+    return Basis(state, config, site, knowledge, asking, uncapped, draws_mw, standing)
+
+
+def baseline(view: RunView) -> tuple[BaselineSource, int | None]:
+    """Where a run's uncapped draw is known from, and what it is for one GPU; None where it is bounded."""
+    known = view.baseline
+    return ("seen", known.draw_mw) if known.seen and known.draw_mw is not None else ("bounded", None)
+
+
+def _uncapped(
+    state: State, config: Config, site: SiteView, silent: frozenset[str]
+) -> tuple[dict[GpuKey, int], UncappedDraw]:
+    """The uncapped draw of every reported GPU, and the sums by how they are known."""
+    of_run: dict[GpuKey, RunView] = {}
+    for view in state.runs.values():
+        if view.phase in ("admitted", "waiting"):
+            for key in gpus_of(view):
+                of_run.setdefault(key, view)
+    draws_mw: dict[GpuKey, int] = {}
+    sums = dict.fromkeys(("known", "bounded", "idle", "unread", "silent"), 0)
+    for key, gpu in site.gpus.items():
+        if gpu.node in silent:
+            draws_mw[key] = max(prior_of(gpu.report), gpu.worst_mw)
+            continue
+        kind, draws_mw[key] = _uncapped_gpu(
+            gpu, of_run.get(key), shared=not site.shared.isdisjoint(gpu.report.runs)
+        )
+        sums[kind] += draws_mw[key]
+    for node in state.nodes.values():
+        sums["silent"] += default_worst_mw(node) if node.name in silent else missing_gpus_mw(node)
+    beside_mw = site.fixed_mw - watts_to_mw(config.policy.reserve_w)
+    return draws_mw, UncappedDraw(
+        known_mw=sums["known"],
+        bounded_mw=sums["bounded"],
+        idle_mw=sums["idle"],
+        unread_mw=sums["unread"],
+        silent_mw=sums["silent"],
+        beside_mw=beside_mw,
+    )
+
+
+def _uncapped_gpu(gpu: Gpu, view: RunView | None, *, shared: bool) -> tuple[str, int]:
+    report, prior_mw = gpu.report, prior_of(gpu.report)
+    if view is not None:
+        _, draw_mw = baseline(view)
+        if draw_mw is None or shared:
+            return "bounded", prior_mw
+        return "known", min(draw_mw, prior_mw)
+    free = report.draw_mw is not None and (
+        report.draw_mw < UNBOUND_SHARE * (report.enforced_mw or 0) or (report.enforced_mw or 0) >= prior_mw
+    )
+    return ("idle", report.draw_mw) if free and report.draw_mw is not None else ("unread", prior_mw)
+
+
+# --------------------------------------------------------------------------------------------- what a limit does
+
+
+def cut_of(basis: Basis, shares: Shares) -> Cut:
+    """The caps as reductions of what each run would draw."""
+    draws: list[int] = []
+    for demand, gpus in zip(shares.demands, shares.gpus, strict=True):
+        _, known_mw = baseline(basis.state.runs[demand.run])
+        prior_mw = max(prior_of(gpu.report) for gpu in gpus)
+        draws.append(prior_mw if known_mw is None else max(1, min(known_mw, prior_mw)))
+    draw_mw = np.array(draws, dtype=np.float64)
+    caps = np.array(shares.allocation.caps_mw, dtype=np.float64)
+    rows = np.array(
+        [
+            basis.knowledge.row(demand.run, gpus[0].report.model)
+            for demand, gpus in zip(shares.demands, shares.gpus, strict=True)
+        ],
+        dtype=np.intp,
+    )
+    return Cut(
+        shares=shares,
+        rows=rows,
+        gpus=np.array([demand.gpus for demand in shares.demands], dtype=np.float64),
+        draw_mw=draw_mw,
+        reduction=np.clip(1.0 - caps / draw_mw, 0.0, 1.0),
+        posterior=basis.knowledge.sharing.take(rows),
+    )
+
+
+def losses(basis: Basis, made: Cut) -> tuple[FloatArray, FloatArray]:
+    """Expected loss of each run and its standard deviation, (runs,)."""
+    asked = [(d.run, g[0].report.model) for d, g in zip(made.shares.demands, made.shares.gpus, strict=True)]
+    return basis.knowledge.losses(asked, made.reduction.tolist())
+
+
+def total_loss(basis: Basis, made: Cut) -> Estimate | None:
+    """Loss of all throughput, each GPU-hour alike. Errors that runs have in common do not average out in it."""
+    if not made.gpus.size:
+        return None
+    mean, _ = losses(basis, made)
+    _, sd = made.posterior.gain(made.reduction, np.zeros_like(made.reduction), made.gpus)
+    whole = float(made.gpus.sum())
+    return _within(float((made.gpus * mean).sum()) / whole, sd / whole)
+
+
+def _within(mean: float, sd: float) -> Estimate:
+    """A share with its interval, which ends where shares end."""
+    low, high = mean - SDS_OF_95 * sd, mean + SDS_OF_95 * sd
+    return Estimate(expected=mean, low=max(0.0, low), high=min(1.0, high))
+
+
+def _forecasts(basis: Basis, made: Cut) -> tuple[RunForecast, ...]:
+    mean, sd = losses(basis, made)
+    passed = frozenset(made.shares.allocation.floor_passed)
+    found: list[RunForecast] = []
+    for i, demand in enumerate(made.shares.demands):
+        view, cap_mw = basis.state.runs[demand.run], made.shares.allocation.caps_mw[i]
+        source, _ = baseline(view)
+        bottom_mw = min(-(-demand.floor_mw // 1000) * 1000, demand.ceiling_mw)
+        found.append(
+            RunForecast(
+                run=str(demand.run),
+                job_id=demand.run.job_id,
+                restart=demand.run.restart,
+                user=None if view.job is None else view.job.user_name,
+                flex=None if view.flex is None else view.flex.text,
+                gpus=demand.gpus,
+                baseline=source,
+                measured=basis.knowledge.is_learned(demand.run),
+                draw_mw=round(made.draw_mw[i]),
+                cap_mw=cap_mw,
+                floor_mw=demand.floor_mw,
+                reduction=float(made.reduction[i]),
+                loss=_within(float(mean[i]), float(sd[i])),
+                at_floor=cap_mw <= bottom_mw,
+                floor_passed=demand.run in passed,
+            )
+        )
+    return tuple(found)
+
+
+def _certificate(basis: Basis, made: Cut, limit_mw: int, *, emergency: bool) -> Certificate:
+    if not made.gpus.size or made.reduction.max() < NOT_CUT:
+        return _UNCUT
+    certified = made.shares.certified
+    alike = cut_of(basis, basis.shares(limit_mw, "equal", emergency=emergency))
+    gain = Estimate(expected=0.0, low=0.0, high=0.0)
+    if made.shares.allocation.caps_mw != alike.shares.allocation.caps_mw:
+        saved, sd = made.posterior.gain(alike.reduction, made.reduction, made.gpus)
+        whole = float(made.gpus.sum())
+        gain = Estimate(
+            expected=saved / whole,
+            low=(saved - SDS_OF_95 * sd) / whole,
+            high=(saved + SDS_OF_95 * sd) / whole,
+        )
+    return Certificate(
+        informed=made.posterior.informed, step=None if certified is None else certified.step, gain=gain
+    )
+
+
+def _left_waiting(basis: Basis, shares: Shares) -> Sequence[Candidate]:
+    """Runs that wait for power and whose floor this limit does not bear either."""
+    admitted = {demand.run for demand in shares.demands}
+    return [one for one in basis.asking if one.demand.run not in admitted]
+
+
+def _parked(basis: Basis, shares: Shares) -> list[Gpu]:
+    """GPUs that the limit would hold at their park cap."""
+    of_runs = {gpu.key for gpus in shares.gpus for gpu in gpus}
+    return [gpu for key, gpu in basis.site.gpus.items() if gpu.commandable and key not in of_runs]
