@@ -16,10 +16,12 @@ from ..model import LimitClass, LimitStep
 from ..store.limits import LimitError, ScheduleStep
 from ..store.sealed import UnreadableError
 from ..units import format_power
+from .answers import ANSWERS, Answers
 from .budget import look
+from .forecast_orders import FORECASTS, Forecasts
 from .shares import candidates, share
 from .state import LimitsChanged
-from .views import limit_view, run_view, site_view
+from .views import limit_view, site_view
 
 if TYPE_CHECKING:
     from .shell import Controller
@@ -51,12 +53,18 @@ class Orders:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self._refused_uids: set[int] = set()
+        self._forecasts = Forecasts(controller)
+        self._answers = Answers(controller)
 
     async def handle(self, request: Request, peer: Peer) -> Reply:
         """One request. What is wrong with it is said in the reply; nothing is half done."""
-        readers = {"status": self._status, "jobs": self._jobs, "limit_show": self._limit_show}
+        readers = {"status": self._status, "limit_show": self._limit_show}
         if request.command in readers:
             return readers[request.command]()
+        if request.command in ANSWERS:
+            return await self._answers.answer(request, peer)
+        if request.command in FORECASTS:
+            return await self._forecasts.answer(request)
         writers = {
             "limit_set": self._limit_set,
             "limit_clear": self._limit_clear,
@@ -104,12 +112,6 @@ class Orders:
         if data["window"] is not None:
             data["window"]["id"] = control.recorder.window_id
         return Reply(ok=True, data=data)
-
-    def _jobs(self) -> Reply:
-        state = self._controller.state
-        now_ns = time.monotonic_ns()
-        views = sorted(state.runs.values(), key=lambda view: view.run)
-        return Reply(ok=True, data=[run_view(view, state, now_ns) for view in views])
 
     def _limit_show(self) -> Reply:
         state = self._controller.state

@@ -25,6 +25,7 @@ from ..store.limits import LimitStore
 from ..store.sealed import UnreadableError
 from ..store.switch import OffSwitch
 from ..units import watts_to_mw
+from .answers import summary_with
 from .core import Core
 from .knowledge import Knowledge, learn_runs
 from .nodes import ConfigNodesError, cannot_leave, declared_nodes, with_nodes
@@ -78,7 +79,7 @@ class Controller:
             most_bytes=round(config.controller.history_max_mb * 2**20),
             on_fault=log.error,
         )
-        self.recorder = Recorder(self.history)
+        self.recorder = Recorder(self.history, summary_with(self.core.science))
         self._slurm = SlurmWorker(
             SlurmCommands(config.slurm, timeout_s=config.times.slurm_timeout_s), config, self.take
         )

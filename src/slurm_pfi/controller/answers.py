@@ -1,0 +1,300 @@
+"""What a user is told of single runs: asked, known, done, cost. Values; the words are made where they are read."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from ..bus.control import NO, Reply, Request, refusal
+from ..bus.unix import Peer
+from ..config import Config
+from ..elasticity.index import Pfi
+from ..store.history import History, HistoryError
+from ..store.rows import EndedRun
+from .knowledge import Knowledge
+from .learning import gpu_model
+from .ledger import NS_PER_S
+from .record import J_PER_WH, Record
+from .runs import run_gpus
+from .science import GRID_W, Science
+from .state import RunView, State
+from .views import run_view
+
+if TYPE_CHECKING:
+    from .shell import Controller
+
+Z95: Final = 1.96
+ENDED_S: Final = 86_400.0
+MOST_ENDED: Final = 1_000
+MOST_EVENTS: Final = 200
+MOST_NAMED: Final = 8
+
+ANSWERS: Final = frozenset({"job", "jobs"})
+
+Number = Annotated[int, Meta(ge=0, le=2**32)]
+T = TypeVar("T")
+
+
+class JobQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``1234``, ``77_3`` (an array's task), ``80+1`` (a component), each with ``.R`` for one restart of it."""
+
+    job_id: Number
+    task: Number | None = None
+    component: Number | None = None
+    restart: Number | None = None
+
+    @property
+    def spec(self) -> str:
+        """The job as Slurm's commands name it, without its restart."""
+        if self.task is not None:
+            return f"{self.job_id}_{self.task}"
+        return str(self.job_id) if self.component is None else f"{self.job_id}+{self.component}"
+
+
+class JobsQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``mine``: only runs of who asks. ``ended``: also those that ended within the last day."""
+
+    mine: bool = False
+    ended: bool = False
+
+
+class Answers:
+    """Answers ``job`` and ``jobs``. The history is read in a thread: nobody else waits for a disk."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    async def answer(self, request: Request, peer: Peer) -> Reply:
+        """One question; what is wrong with it is said in the reply."""
+        try:
+            if request.command == "jobs":
+                return await self.jobs(request.args, peer)
+            return await self.job(request.args, peer)
+        except msgspec.ValidationError as error:
+            return refusal(f"{request.command}: {error}")
+
+    async def jobs(self, args: dict[str, Any], peer: Peer) -> Reply:
+        """All runs that are known. Raises msgspec.ValidationError on a wrong question."""
+        question = msgspec.convert(args, JobsQuestion)
+        state = self._controller.state
+        now_ns = time.monotonic_ns()
+        views = [view for view in state.runs.values() if not question.mine or uid_of(view, state) == peer.uid]
+        found = [run_view(view, state, now_ns) for view in sorted(views, key=lambda view: view.run)]
+        if question.ended:
+            since_s = time.time() - ENDED_S
+            uid = peer.uid if question.mine else None
+            rows, trouble = await self._read(lambda history: history.ended_since(since_s, uid, MOST_ENDED))
+            if rows is None:
+                return refusal(trouble, exit_code=NO)
+            running = {one["run"] for one in found}
+            found = [*(ended_view(row) for row in rows if row.run not in running), *found]
+        return Reply(ok=True, data=found)
+
+    async def job(self, args: dict[str, Any], _peer: Peer) -> Reply:
+        """One run in full. Raises msgspec.ValidationError on a wrong question."""
+        question = msgspec.convert(args, JobQuestion)
+        state = self._controller.state
+        live = live_runs(state, question)
+        ended, trouble = await self._read(lambda history: history.ended_of_spec(question.job_id, question.spec))
+        known = {str(view.run): self._live(view) for view in live}
+        known = {**{row.run: ended_view(row) for row in ended or () if row.run not in known}, **known}
+        specs = sorted({one["spec"] for one in known.values()})
+        if len(specs) > 1:
+            return refusal(_several(question, specs), exit_code=NO)
+        chosen = choose(list(known.values()), question.restart)
+        if chosen is None:
+            return refusal(_unknown(question, list(known.values()), trouble), exit_code=NO)
+        events, event_trouble = await self._read(lambda history: history.events_of(chosen["run"], MOST_EVENTS))
+        data = {
+            **chosen,
+            "asked_unix_s": time.time(),
+            "events": None if events is None else [msgspec.to_builtins(event) for event in events],
+            "events_trouble": event_trouble,
+            "other_runs": sorted(run for run in known if run != chosen["run"]),
+        }
+        return Reply(ok=True, data=data)
+
+    def _live(self, view: RunView) -> dict[str, Any]:
+        control = self._controller
+        now_ns, now_unix_s = time.monotonic_ns(), time.time()
+        return job_view(view, control.state, control.config, control.core.science, now_ns, now_unix_s)
+
+    async def _read(self, question: Callable[[History], T]) -> tuple[T | None, str]:
+        """What the history says; None and why, where it cannot be read."""
+        history = self._controller.history
+        try:
+            return await asyncio.to_thread(question, history), ""
+        except HistoryError as error:
+            return None, str(error)
+
+
+# ------------------------------------------------------------------------------------------------ which run
+
+
+def live_runs(state: State, question: JobQuestion) -> list[RunView]:
+    """The runs that a question may mean: a bare id is also that of a whole array or heterogeneous job."""
+    return [view for view in state.runs.values() if _meant(view, question)]
+
+
+def _meant(view: RunView, question: JobQuestion) -> bool:
+    job = view.job
+    if question.task is not None:
+        return job is not None and (job.array_job_id, job.array_task_id) == (question.job_id, question.task)
+    if question.component is not None:
+        return job is not None and (job.het_job_id, job.het_offset) == (question.job_id, question.component)
+    whole = () if job is None else (job.array_job_id, job.het_job_id)
+    return view.run.job_id == question.job_id or question.job_id in whole
+
+
+def choose(known: Sequence[dict[str, Any]], restart: int | None) -> dict[str, Any] | None:
+    """The run of this restart; the newest with None. ``known`` are runs of one job."""
+    if restart is not None:
+        return next((one for one in known if one["restart"] == restart), None)
+    return max(known, key=lambda one: int(one["restart"]), default=None)
+
+
+def _several(question: JobQuestion, specs: Sequence[str]) -> str:
+    more = f" and {len(specs) - MOST_NAMED} more" if len(specs) > MOST_NAMED else ""
+    return (
+        f"job {question.spec} has several parts, here are {', '.join(specs[:MOST_NAMED])}{more}; "
+        f"ask for one of them: 'slurm-pfi job {specs[0]}'"
+    )
+
+
+def _unknown(question: JobQuestion, others: Sequence[dict[str, Any]], trouble: str) -> str:
+    if question.restart is not None and others:
+        restarts = ", ".join(f"{question.spec}.{one['restart']}" for one in others)
+        return f"job {question.spec} has no known restart {question.restart}; known: {restarts}"
+    ended = f"; whether it ended is not known: {trouble}" if trouble else ", and none of it that ended is kept"
+    return (
+        f"job {question.spec} is not known: no run of it has a GPU now{ended}. A job is known once it has "
+        "started on a node with GPUs; 'slurm-pfi jobs --ended' lists all of today"
+    )
+
+
+def uid_of(view: RunView, state: State) -> int | None:
+    """Whose run it is, by Slurm's own word, before that by its node's; None while nobody has said it."""
+    if view.job is not None:
+        return view.job.user_id
+    for name in view.gpus:
+        report = state.nodes[name].report
+        for run in () if report is None else report.runs:
+            if run.run == view.run:
+                return run.uid
+    return None
+
+
+# ------------------------------------------------------------------------------------------------ one run
+
+
+def job_view(
+    view: RunView, state: State, config: Config, science: Science, now_ns: int, now_unix_s: float
+) -> dict[str, Any]:
+    """All that is known of a run now: what ``jobs`` shows and more. Fit for JSON, and kept of runs that ended.
+
+    Powers are of one GPU unless said. Unknown is None. Times ``*_unix_s`` are Unix seconds.
+    """
+    job, record, window = view.job, view.record, state.window
+    knowledge = science.knowledge(state)
+    model = gpu_model(view, state)
+    return {
+        **run_view(view, state, now_ns),
+        "spec": str(view.run.job_id) if job is None else job.spec,
+        "uid": uid_of(view, state),
+        "name": None if job is None else job.name,
+        "account": None if job is None else job.account,
+        "gpu_model": model or None,
+        "prior_mw": max((gpu.prior_mw for gpu in run_gpus(view, state.nodes) if gpu.prior_mw), default=None),
+        "mode": sorted({state.nodes[name].mode for name in view.gpus}),
+        "default_flex": config.policy.default_flex,
+        "first_seen_unix_s": now_unix_s - (now_ns - view.first_seen_ns) / NS_PER_S,
+        "ended_unix_s": None,
+        "baseline": record.source,
+        "baseline_draw_mw": record.mean_draw_mw,
+        "baseline_rate_per_s": record.rate_per_s,
+        "baseline_rate": record.rate_source,
+        "baseline_sd": record.baseline_sd,
+        "reporting": record.reporting,
+        "unit": record.unit,
+        "doubt": record.doubt,
+        "measured": record.measured,
+        "learned": knowledge.is_learned(view.run),
+        "pfi": _pfi_view(view, config, knowledge, model),
+        "expected_loss_sd": view.expected_loss_sd,
+        "cost": _cost(record),
+        "limit": None
+        if window is None or view.target_cap_mw is None
+        else {"limit_mw": window.limit_mw, "ids": list(window.limit_ids)},
+    }
+
+
+def summary_with(science: Science) -> Callable[[RunView, State, Config, int, float], dict[str, Any]]:
+    """What the history keeps of a run that ended: all that ``job`` would have told of it."""
+    return lambda view, state, config, now_ns, now_unix_s: job_view(
+        view, state, config, science, now_ns, now_unix_s
+    )
+
+
+def ended_view(row: EndedRun) -> dict[str, Any]:
+    """The same of a run that is over, as it was kept."""
+    return {**row.value, "run": row.run, "state": "ended", "ended_unix_s": row.ended_unix_s}
+
+
+def _pfi_view(view: RunView, config: Config, knowledge: Knowledge, model: str) -> dict[str, Any] | None:
+    declared = None if view.job is None else config.policy.declared_pfi.get(view.job.partition)
+    if declared is not None:
+        return {"value": declared, "low": None, "high": None, "source": "declared", "grid_w": list(GRID_W)}
+    draw_mw = view.record.mean_draw_mw
+    if draw_mw is None:
+        return None
+    pfi: Pfi | None = knowledge.pfi(view.run, model, draw_mw, GRID_W)
+    if pfi is None or not all(math.isfinite(value) for value in (pfi.value, pfi.low, pfi.high)):
+        return None
+    return {
+        "value": pfi.value,
+        "low": pfi.low,
+        "high": pfi.high,
+        "source": pfi.source,
+        "grid_w": list(pfi.grid_w),
+    }
+
+
+def _cost(record: Record) -> dict[str, Any]:
+    """What caps have cost the run and saved. ``*_low`` and ``*_high``: 95 % interval. Energies are of all its GPUs."""
+    totals = record.totals
+    lost, sd, rate = totals.lost, totals.lost_sd, record.rate_per_s
+    told: dict[str, Any] = {
+        "known_s": totals.known_s,
+        "capped_s": totals.capped_s,
+        "drawn_wh": totals.drawn_j / J_PER_WH,
+        "saved_wh": None if totals.saved_j is None else totals.saved_j / J_PER_WH,
+        "done": totals.done if record.reporting else None,
+        "lost": lost,
+        "lost_low": None,
+        "lost_high": None,
+        "loss": record.loss,
+        "loss_capped": record.loss_capped,
+        "loss_capped_low": None,
+        "loss_capped_high": None,
+        "longer_s": None,
+        "longer_low_s": None,
+        "longer_high_s": None,
+    }
+    if lost is None or sd is None:
+        return told
+    told["lost_low"], told["lost_high"] = lost - Z95 * sd, lost + Z95 * sd
+    if rate:
+        for name in ("longer_s", "longer_low_s", "longer_high_s"):
+            told[name] = told[name.replace("longer", "lost").removesuffix("_s")] / rate
+    if record.loss_capped is not None:
+        done = record.tally.done_capped
+        for end in ("low", "high"):
+            at = told[f"lost_{end}"]
+            told[f"loss_capped_{end}"] = at / (done + at) if done + at > 0 else None
+    return told
