@@ -461,6 +461,22 @@ def test_a_foreign_write_must_be_declared_and_reported(tmp_path: Path) -> None:
     assert "1 conflicts reported" in verdict.result("7").notes[0]
 
 
+@pytest.mark.parametrize(
+    ("at_s", "found_w", "holds"), [(8.45, 300, True), (8.35, 300, False), (8.45, 690, False)]
+)
+def test_a_conflict_counts_from_the_write_on_and_for_its_value(
+    tmp_path: Path, at_s: float, found_w: int, holds: bool
+) -> None:
+    """The agent may see what was asked for before it comes into force."""
+    scene = in_window(opened())
+    scene.force(8.5, "n1", "GPU-a", 300, pid=USER_PID)
+    scene.foreign.append({"node": "n1", "uuid": "GPU-a", "mono_ns": ns(8.4), "mw": 300 * W})
+    scene.tell(at_s, "n1", "conflict", uuid="GPU-a", ours_mw=450 * W, found_mw=found_w * W)
+    scene.tell(25.0, "n1", "stopped", reason="SIGTERM")
+    verdict = judge(closed(scene), tmp_path)
+    assert verdict.result("7").holds is holds, verdict.text()
+
+
 def test_a_foreign_write_on_a_resting_gpu_becomes_its_prior_and_one_over_our_cap_does_not(
     tmp_path: Path,
 ) -> None:

@@ -63,6 +63,16 @@ def test_a_limit_is_requested_at_once_and_enforced_later(with_rig: Run) -> None:
     with_rig(test)
 
 
+def test_the_answer_to_a_set_says_what_it_replaced(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        assert (await rig.devices.set_limit(rig.uuids[3], 400_000)).replaced_mw == 700_000
+        assert (await rig.devices.set_limit(rig.uuids[3], 300_000)).replaced_mw == 400_000
+        infos, _ = await rig.devices.list_devices()
+        assert {info.limits.replaced_mw for info in infos} == {None}
+
+    with_rig(test)
+
+
 @pytest.mark.parametrize("cap_mw", [200_000, 700_000])
 def test_the_ends_of_the_range_are_legal(with_rig: Run, cap_mw: int) -> None:
     async def test(rig: Rig) -> None:

@@ -408,6 +408,77 @@ def test_a_lower_foreign_limit_stays_and_is_not_restored() -> None:
     assert world.reports[-1].gpus[0].prior_mw == 310_000
 
 
+@pytest.mark.parametrize("at", ["before our set", "before its answer", "before its effect", "after it"])
+@pytest.mark.parametrize("foreign_mw", [690_000, 450_000, 250_000])
+@pytest.mark.parametrize("then_mw", [500_000, 550_000, 400_000, None])
+def test_a_foreign_write_that_meets_a_set_of_ours_is_reported(
+    at: str, foreign_mw: int, then_mw: int | None
+) -> None:
+    """A raise from 300 to 500 W is under way; ``then_mw`` is what the next plan wants, None the window's end."""
+    world = World(1).start()
+    run = world.begin_job(1, 0)
+    world.window(200_000, {run: 300_000})
+    world.advance(2 * S)
+    world.instant, world.devices.effect_delay_ns = False, 100 * MS
+    world.window(200_000, {run: 500_000})
+    (ours,) = [question for question in world.open_questions if isinstance(question, m.SetLimit)]
+    world.open_questions.remove(ours)
+    if at == "before our set":
+        world.devices.write_foreign("GPU-0", foreign_mw)
+    answer = world.result(ours)
+    if at == "before its answer":
+        world.devices.write_foreign("GPU-0", foreign_mw)
+    world.event(answer)
+    world.instant = True
+    world.answer_all()
+    if at == "after it":
+        world.advance(3 * S)
+    if at in ("before its effect", "after it"):
+        world.devices.write_foreign("GPU-0", foreign_mw)
+    if then_mw is not None:
+        world.window(200_000, {run: then_mw})
+        world.advance(8 * S)
+        # A lower value stays, unless the plan came before anybody could see it: then it is replaced, and that is said.
+        assert world.requested()[0] <= then_mw and world.requested()[0] in (foreign_mw, then_mw)
+    world.send(world.make_plan(window_step(None)))
+    world.advance(8 * S)
+    assert world.requested()[0] in (foreign_mw, 700_000)
+    conflicts = world.said("conflict")
+    assert {said["found_mw"] for said in conflicts} == {foreign_mw}
+    assert {said["ours_mw"] for said in conflicts} <= {500_000, 550_000, 400_000}
+    assert all(said["prior_mw"] in (700_000, foreign_mw) for said in world.said("prior"))
+
+
+def test_a_foreign_write_that_meets_a_new_lower_order_is_reported_once() -> None:
+    world = World(1).start()
+    run = world.begin_job(1, 0)
+    world.window(200_000, {run: 500_000})
+    world.advance(2 * S)
+    world.devices.write_foreign("GPU-0", 690_000)
+    world.event(m.Sampled(samples=now(world.devices.sample(("GPU-0",))), quick=True))
+    world.devices.write_foreign("GPU-0", 680_000)
+    world.window(200_000, {run: 400_000})
+    world.advance(10 * S)
+    assert world.requested() == [400_000]
+    assert [said["found_mw"] for said in world.said("conflict")] == [690_000, 680_000]
+
+
+def test_a_limit_set_just_before_the_window_is_the_one_that_comes_back() -> None:
+    """The last reading of a resting GPU may be seconds old when the first set comes."""
+    world = World(2).start()
+    world.advance(6 * S)
+    world.devices.write_foreign("GPU-0", 650_000)
+    world.window(200_000)
+    assert world.said("prior")[-1] == {"uuid": "GPU-0", "prior_mw": 650_000, "how": "read"}
+    entry_now = world.journal["GPU-0"]
+    assert isinstance(entry_now, JournalEntry)
+    assert (entry_now.prior_mw, entry_now.current_mw) == (650_000, 200_000)
+    world.advance(3 * S)
+    world.send(world.make_plan(window_step(None)))
+    world.advance(S)
+    assert world.requested() == [650_000, 700_000]
+
+
 def test_a_bmc_limit_below_ours_is_no_fault_and_its_end_is_reported() -> None:
     world = World(1).start()
     run = world.begin_job(1, 0)

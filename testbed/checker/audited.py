@@ -167,7 +167,7 @@ def check_foreign(
             if change.foreign is None:
                 continue
             writes += 1
-            if text := _unreported(run, key, earlier, change, round(notice_s * SECOND_NS)):
+            if text := _unreported(run, key, earlier, change, change.foreign, round(notice_s * SECOND_NS)):
                 findings.append(Finding(FOREIGN, change.line.mono_ns, *key, text))
     conflicts = sum(
         record["event"] == "conflict" for records in run.node_audit.values() for record in records
@@ -210,15 +210,22 @@ def _named(plans: Plans, runs: RunMap, node: str, uuid: str, at_ns: int) -> bool
     return False
 
 
-def _unreported(run: RunFolder, key: Key, earlier: Change | None, change: Change, notice_ns: int) -> str:
-    """A declared write over a cap of ours needs a conflict record, if the agent lived to notice it."""
+def _unreported(
+    run: RunFolder, key: Key, earlier: Change | None, change: Change, write: Foreign, notice_ns: int
+) -> str:
+    """A declared write over a cap of ours needs a conflict record of its value, if the agent lived to notice it.
+
+    The agent may read what was requested before that comes into force, so the record counts from the write on.
+    """
     node, uuid = key
     if earlier is None or not earlier.leaves_a_cap:
         return ""
     if abs(earlier.line.requested_mw - change.line.requested_mw) <= SAME_MW:
         return ""
-    later = [record for record in run.node_audit.get(node, []) if record["mono_ns"] >= change.line.mono_ns]
-    if any(record["event"] == "conflict" and record["uuid"] == uuid for record in later):
+    written_ns = min(write.mono_ns, change.line.mono_ns)
+    later = [record for record in run.node_audit.get(node, []) if record["mono_ns"] >= written_ns]
+    told = [record for record in later if record["event"] == "conflict" and record["uuid"] == uuid]
+    if any(abs(record["found_mw"] - change.line.requested_mw) <= SAME_MW for record in told):
         return ""
     if not later or later[-1]["mono_ns"] < change.line.mono_ns + notice_ns:
         return ""

@@ -53,13 +53,17 @@ class UnknownDeviceError(DeviceError):
 
 
 class DeviceLimits(Frozen, frozen=True, kw_only=True):
-    """Power limits of one device, milliwatts. Requested is what was asked in band; enforced is what rules."""
+    """Power limits of one device, milliwatts. Requested is what was asked in band; enforced is what rules.
+
+    ``replaced_mw``: in the answer to a set, what was requested just before it; None when that could not be read.
+    """
 
     min_mw: int
     max_mw: int
     default_mw: int
     requested_mw: int
     enforced_mw: int
+    replaced_mw: int | None = None
 
 
 class DeviceInfo(Frozen, frozen=True, kw_only=True):
@@ -103,7 +107,10 @@ class GpuDevices(Protocol):
         """Enumerate. A device that fails is reported beside the others, never instead of them."""
 
     async def set_limit(self, uuid: GpuId, cap_mw: int) -> DeviceLimits:
-        """Ask for a limit and read it back at once. ``enforced_mw`` may still be on its way."""
+        """Ask for a limit and read it back at once. ``enforced_mw`` may still be on its way.
+
+        What is replaced is read just before, so that another writer's limit does not go unseen.
+        """
 
     async def sample(self, uuids: tuple[GpuId, ...]) -> tuple[DeviceSample | DeviceFailure, ...]:
         """Read limits and draw of these devices, one answer each, in order."""

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+import msgspec
+
 from ..model import GpuId
 from .device import (
     DeadlineError,
@@ -130,6 +132,7 @@ class MemoryGpuDevices:
             raise RangeError(
                 f"{uuid}: {cap_mw} mW is outside {gpu.min_mw}..{gpu.max_mw} mW", uuid=uuid, code=2
             )
+        replaced_mw = gpu.requested_mw
         fault = self._set_faults.get(uuid)
         if fault != "ignored":
             self._request(gpu, cap_mw)
@@ -139,7 +142,7 @@ class MemoryGpuDevices:
             raise UnknownDeviceError(
                 f"{uuid}: set {cap_mw} mW was accepted but {gpu.requested_mw} mW is read back", uuid=uuid
             )
-        return _limits(gpu)
+        return msgspec.structs.replace(_limits(gpu), replaced_mw=replaced_mw)
 
     async def sample(self, uuids: tuple[GpuId, ...]) -> tuple[DeviceSample | DeviceFailure, ...]:
         self.calls.append("sample")

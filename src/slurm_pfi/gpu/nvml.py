@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from typing import Any, Final, TypeAlias, TypeVar
 
+import msgspec
 import pynvml
 
 from ..model import GpuId
@@ -108,7 +109,7 @@ class Nvml:
         )
 
     def set_limit(self, uuid: GpuId, cap_mw: int) -> DeviceLimits:
-        """Ask for a limit and read it back.
+        """Ask for a limit and read it back; the answer also says what it replaced.
 
         The range is read from the device each time, because it can change. Raises RangeError outside of it, and
         UnknownDeviceError when the call succeeds but the limit asked for is not the one that is then requested.
@@ -121,13 +122,14 @@ class Nvml:
         min_mw, max_mw = self._range(uuid, handle)
         if not min_mw <= cap_mw <= max_mw:
             raise RangeError(f"{uuid}: {cap_mw} mW is outside {min_mw}..{max_mw} mW", uuid=uuid)
+        found_mw = _Reader(uuid, handle).get("nvmlDeviceGetPowerManagementLimit")
         _call("nvmlDeviceSetPowerManagementLimit", handle, cap_mw, uuid=uuid)
         limits = self._limits(uuid, handle)
         if abs(limits.requested_mw - cap_mw) > ROUNDING_MW:
             raise UnknownDeviceError(
                 f"{uuid}: set {cap_mw} mW was accepted but {limits.requested_mw} mW is read back", uuid=uuid
             )
-        return limits
+        return msgspec.structs.replace(limits, replaced_mw=_within(found_mw, 1, _MAX_LIMIT_MW))
 
     def sample(self, uuid: GpuId) -> DeviceSample:
         """Read one device. What it does not give, or gives as nonsense, is None; if nothing is left it raises."""

@@ -275,6 +275,8 @@ def set_done(turn: Turn, event: SetDone) -> None:
     if gpu is None or gpu.pending is None:
         return
     limits, pending = event.limits, gpu.pending
+    if limits.replaced_mw is not None:
+        _replaced(turn, gpu, pending, limits.replaced_mw)
     gpu = turn.change_gpu(
         gpu.uuid,
         requested_mw=limits.requested_mw,
@@ -301,6 +303,17 @@ def set_done(turn: Turn, event: SetDone) -> None:
         turn.rest(gpu.uuid)
     turn.report_soon()
     _settle(turn, turn.state.gpus[gpu.uuid])
+
+
+def _replaced(turn: Turn, gpu: Gpu, pending: Pending, found_mw: int) -> None:
+    """Somebody wrote between our last reading and our set: where we held nothing it is the limit before us now."""
+    known = (gpu.requested_mw, gpu.doubt_mw, *gpu.issued_mw)
+    if any(near(found_mw, value_mw) for value_mw in known if value_mw is not None):
+        return
+    if pending.rested:
+        turn.record_prior(gpu, found_mw, "read", pending.run)
+    else:
+        turn.conflict(gpu, found_mw)
 
 
 def _settle(turn: Turn, gpu: Gpu) -> None:

@@ -118,13 +118,24 @@ def _lower(gpu: Gpu, want: Wanted, now_ns: int) -> Decision:
     """The device stands above what is wanted."""
     assert gpu.requested_mw is not None
     ask = Set(cap_mw=want.cap_mw, reason=want.reason, run=want.run, raises=False, restores=False)
-    if gpu.current_mw is None or not gpu.confirmed or near(gpu.requested_mw, gpu.current_mw):
+    if gpu.current_mw is None or near(gpu.requested_mw, gpu.current_mw):
         return ask
-    if want.cap_mw < gpu.current_mw - TOLERANCE_MW:
-        return ask  # a new, lower order is not to wait because somebody else wrote in between
+    if not gpu.confirmed or want.cap_mw < gpu.current_mw - TOLERANCE_MW:
+        # Neither a set that is still to be made nor a new, lower order waits because somebody else wrote in between.
+        return replace(ask, conflict_mw=_unsaid(gpu))
     if now_ns < gpu.reapply_at_ns:
         return None
     return replace(ask, reason=f"re-applied: {want.reason}", conflict_mw=gpu.requested_mw)
+
+
+def _unsaid(gpu: Gpu) -> int | None:
+    """A foreign value on the device that was not reported yet; None when it is, or may be, one of ours or the prior."""
+    found_mw = gpu.requested_mw
+    if found_mw is None or gpu.is_ours(found_mw) or found_mw == gpu.foreign_mw:
+        return None
+    # Without a read-back the prior limit is what a set without effect leaves.
+    expected_mw = gpu.prior_mw if not gpu.confirmed else None
+    return None if expected_mw is not None and near(found_mw, expected_mw) else found_mw
 
 
 def _raise(gpu: Gpu, want: Wanted) -> Decision:

@@ -72,7 +72,7 @@ async def _restore(
     why: str,
 ) -> None:
     """The same judgement as the agent's, carried out here for one GPU."""
-    gpu = first_sight(info, None, entry, time.monotonic_ns())
+    gpu = first_sight(await _now(hardware, info), None, entry, time.monotonic_ns())
     decision = decide(gpu, Wanted(cap_mw=entry.prior_mw, reason=f"restore: {why}"), time.monotonic_ns())
     resting = msgspec.structs.replace(entry, current_mw=None, run="")
     match decision:
@@ -95,6 +95,15 @@ async def _restore(
         case _:
             journal.write(resting)
             result.done.append(entry.uuid)
+
+
+async def _now(hardware: Hardware, info: DeviceInfo) -> DeviceInfo:
+    """The limits as they are at this instant: since the listing, other GPUs may have taken seconds."""
+    for sample in await hardware.devices.sample((info.uuid,)):
+        if isinstance(sample, DeviceSample) and sample.requested_mw and sample.enforced_mw:
+            read = {"requested_mw": sample.requested_mw, "enforced_mw": sample.enforced_mw}
+            return msgspec.structs.replace(info, limits=msgspec.structs.replace(info.limits, **read))
+    return info
 
 
 async def _settled(hardware: Hardware, uuid: GpuId, limits: DeviceLimits) -> DeviceLimits:

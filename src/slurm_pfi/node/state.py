@@ -46,7 +46,8 @@ class Settings:
 class Pending:
     """A set under way. ``before_mw`` is the limit that it replaces.
 
-    ``settling``: the device took the value; the enforced limit, or the draw under it, is still awaited.
+    ``rested``: no limit of ours stood there before. ``settling``: the device took the value; the enforced limit, or the
+    draw under it, is still awaited.
     """
 
     cap_mw: int
@@ -56,6 +57,7 @@ class Pending:
     raises: bool
     restores: bool
     before_mw: int | None = None
+    rested: bool = False
     settling: bool = False
 
 

@@ -96,11 +96,11 @@ class Turn:
             )
         )
 
-    def record_prior(self, gpu: Gpu, prior_mw: int, how: PriorSource) -> None:
+    def record_prior(self, gpu: Gpu, prior_mw: int, how: PriorSource, run: str = "") -> None:
         """The limit before us is known now, or has been changed by its owner while the GPU rested."""
         gpu = self.change_gpu(gpu.uuid, prior_mw=prior_mw, how=how)
         self.audit("prior", uuid=gpu.uuid, prior_mw=prior_mw, how=how)
-        self.write_journal(gpu)
+        self.write_journal(gpu, run)
         self.report_soon()
 
     def issue(self, gpu: Gpu, ask: Set) -> None:
@@ -128,6 +128,7 @@ class Turn:
                 raises=ask.raises,
                 restores=ask.restores,
                 before_mw=before_mw,
+                rested=gpu.current_mw is None,
             ),
         )
         self.audit(
