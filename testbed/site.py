@@ -390,18 +390,27 @@ class Site(Daemons):
         ]
 
     def foreign_write(self, node: str, position: int, watts: float) -> None:
-        """Set a limit behind the product's back, as an admin would, declare it, and wait until it is in force."""
+        """Set a limit behind the product's back, as an admin would, declare it, and wait until it has been in force.
+
+        The trace says so: the agent may have taken it back before anybody can look at the GPU.
+        """
         uuid = gpus.read_devices(self.sim_dir(node))[position].uuid
         limit_mw = round(watts * 1000)
         with gpus.Node(self.sim_dir(node)) as simulated:
-            declared = {"node": node, "uuid": uuid, "mono_ns": time.monotonic_ns(), "mw": limit_mw}
-            self.foreign.append(declared)
+            written_ns = time.monotonic_ns()
+            self.foreign.append({"node": node, "uuid": uuid, "mono_ns": written_ns, "mw": limit_mw})
             simulated.poke("requested_mw", limit_mw, gpu=uuid)
-            wait_until(
-                lambda: any(g.uuid == uuid and g.effective_mw == limit_mw for g in simulated.snapshot()),
-                START_S,
-                f"{uuid} is at {watts:g} W",
-            )
+
+            def came() -> bool:
+                if any(g.uuid == uuid and g.effective_mw == limit_mw for g in simulated.snapshot()):
+                    return True
+                return any(
+                    (line.uuid, line.event, line.effective_mw) == (uuid, "limit", limit_mw)
+                    and line.mono_ns >= written_ns
+                    for line in gpus.read_trace(self.sim_dir(node))
+                )
+
+            wait_until(came, START_S, f"{uuid} is or was at {watts:g} W")
 
     def wait_restored(self, expected: Mapping[str, int] | None = None, timeout_s: float = 30.0) -> None:
         """Wait until every GPU is at its expected limit (by UUID, in mW; default: what it was before any agent)."""
