@@ -22,6 +22,8 @@ from .forecast_orders import FORECASTS, Forecasts
 from .shares import candidates, share
 from .state import LimitsChanged
 from .views import limit_view, site_view
+from .window_report import COMMANDS as REPORTS
+from .window_report import Reports
 
 if TYPE_CHECKING:
     from .shell import Controller
@@ -55,6 +57,7 @@ class Orders:
         self._refused_uids: set[int] = set()
         self._forecasts = Forecasts(controller)
         self._answers = Answers(controller)
+        self._reports = Reports(controller)
 
     async def handle(self, request: Request, peer: Peer) -> Reply:
         """One request. What is wrong with it is said in the reply; nothing is half done."""
@@ -65,6 +68,8 @@ class Orders:
             return await self._answers.answer(request, peer)
         if request.command in FORECASTS:
             return await self._forecasts.answer(request)
+        if request.command in REPORTS:
+            return await self._reports.answer(request)
         writers = {
             "limit_set": self._limit_set,
             "limit_clear": self._limit_clear,

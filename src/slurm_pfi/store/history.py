@@ -13,7 +13,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -361,9 +361,11 @@ class History:
         found = self._read(lambda connection: db.run_means(connection, from_s, to_s))
         return {run: RunMeans(*values) for run, values in found.items()}
 
-    def run_series(self, from_s: float, to_s: float, bucket_s: float) -> dict[str, list[RunSample]]:
-        """The runs in ``[from_s, to_s]``, one sample for each ``bucket_s``: means, and the highest cap."""
-        return self._read(lambda connection: db.run_series(connection, from_s, to_s, bucket_s))
+    def run_series(
+        self, from_s: float, to_s: float, step_s: float, runs: Sequence[str] | None = None
+    ) -> dict[str, list[RunSample]]:
+        """All runs in ``[from_s, to_s]``, or these; one sample for each ``step_s``: means, and the highest cap."""
+        return self._read(lambda connection: db.run_series(connection, from_s, to_s, step_s, runs))
 
     def events(self, from_s: float, to_s: float, most: int = MOST_EVENTS) -> list[EventRow]:
         """What happened in ``[from_s, to_s]``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -252,13 +252,14 @@ def run_means(
 
 
 def run_series(
-    connection: sqlite3.Connection, from_s: float, to_s: float, bucket_s: float
+    connection: sqlite3.Connection, from_s: float, to_s: float, step_s: float, runs: Sequence[str] | None
 ) -> dict[str, list[RunSample]]:
-    """Of each run one sample for each ``bucket_s``: mean draw and share of what is known, the highest cap."""
+    """Of each run, or of ``runs`` alone, one sample for each ``step_s``: means of what is known, the highest cap."""
+    only = "" if runs is None else f" AND run IN ({', '.join('?' * len(runs))})"
     found = connection.execute(
-        "SELECT run, min(t), max(cap_mw), avg(draw_mw), avg(share) FROM run_sample WHERE t BETWEEN ? AND ?"
+        f"SELECT run, min(t), max(cap_mw), avg(draw_mw), avg(share) FROM run_sample WHERE t BETWEEN ? AND ?{only}"  # noqa: S608
         " GROUP BY run, CAST((t - ?) / ? AS INTEGER) ORDER BY run, min(t)",
-        (from_s, to_s, from_s, bucket_s),
+        (from_s, to_s, *(runs or ()), from_s, step_s),
     )
     series: dict[str, list[RunSample]] = {}
     for run, unix_s, cap_mw, draw_mw, share in found:
