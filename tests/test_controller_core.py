@@ -379,14 +379,14 @@ def test_a_run_that_was_idle_when_it_was_seen_gets_its_floor_back_when_it_begins
         site.hear("n1", gpu("A", RUN, draw_mw=90 * W), gpu("B", draw_mw=70 * W))
         site.wait(5)
     site.identify(RUN, "n1")
-    assert site.state.runs[RUN].baseline.seen
+    assert site.state.runs[RUN].record.seen
     site.limit(600)
     site.cycle()
     before = caps_w(site.plans("n1")[-1])[1] or 0
     site.hear("n1", gpu("A", RUN, limit_w=300, draw_mw=95 * W), gpu("B", limit_w=200))
-    assert site.state.runs[RUN].baseline.seen
+    assert site.state.runs[RUN].record.seen
     site.hear("n1", gpu("A", RUN, limit_w=300, draw_mw=300 * W), gpu("B", limit_w=200))
-    assert not site.state.runs[RUN].baseline.seen
+    assert not site.state.runs[RUN].record.seen
     site.limit(500)
     site.cycle()
     assert before <= 300

@@ -11,15 +11,17 @@ from ..config import Config
 from ..model import Report, Run, RunReport
 from ..slurm.backend import JobInfo
 from .announce import admitted_fields
+from .learning import curves_learned, due_learning
 from .ledger import NS_PER_S, still_outstanding
+from .measured import observe
 from .planning import plan_cycle
 from .runs import (
     contradiction,
     doubt,
     effective_flex,
     misplaced,
-    observe_baseline,
     run_over,
+    sample_of,
     taken,
     uids,
     was_raised,
@@ -30,6 +32,7 @@ from .state import (
     Action,
     AllJobsRead,
     Audit,
+    CurvesLearned,
     Cycle,
     EpochTaken,
     Event,
@@ -85,6 +88,8 @@ class Core:
         actions.extend(planned)
         state, tags = due_tags(state, self.config, self.science, now_ns, event.now_unix_s)
         actions.extend(tags)
+        state, learn = due_learning(state, self.config, self.science, now_ns)
+        actions.extend(learn)
         return state, actions
 
     def _settled(self, state: State, now_ns: int) -> bool:
@@ -155,7 +160,7 @@ class Core:
                         actions.append(_run_refused(view.run, wrong))
                     continue
             view = msgspec.structs.replace(view, gpus={**view.gpus, report.node: run_report.gpus})
-            runs[run_report.run] = self._measure(view, report, run_report, now_ns)
+            runs[run_report.run] = self._measure(view, state.nodes, report, now_ns)
         for run in known - present:
             view = runs.get(run)
             if view is None or report.node not in view.gpus:
@@ -199,13 +204,12 @@ class Core:
             return view, [Audit(event="admitted", fields=admitted_fields(view))]
         return msgspec.structs.replace(view, started_in_window=True), []
 
-    def _measure(self, view: RunView, report: Report, run_report: RunReport, now_ns: int) -> RunView:
-        """One node of a run is enough for its baseline: its GPUs run in step. The first by name is taken."""
-        if report.node != min(view.gpus):
+    def _measure(self, view: RunView, nodes: dict[str, NodeView], report: Report, now_ns: int) -> RunView:
+        times = self.config.times
+        sample = sample_of(view, report, nodes, now_ns, times.node_silent_s)
+        if sample is None:
             return view
-        gpus = tuple(gpu for gpu in report.gpus if gpu.uuid in run_report.gpus)
-        baseline = observe_baseline(view.baseline, gpus, run_report, now_ns, self.config.times.baseline_s)
-        return msgspec.structs.replace(view, baseline=baseline)
+        return msgspec.structs.replace(view, record=observe(view.record, sample, times))
 
     @_on.register
     def _lost(self, event: NodeLost, state: State, now_ns: int) -> Result:
@@ -321,6 +325,10 @@ class Core:
     @_on.register
     def _tag(self, event: TagWritten, state: State, now_ns: int) -> Result:
         return tag_written(state, event, now_ns), []
+
+    @_on.register
+    def _learned(self, event: CurvesLearned, state: State, now_ns: int) -> Result:
+        return curves_learned(state, event), []
 
 
 def _node_after(node: NodeView, report: Report, priors: dict[str, int], epoch: int, now_ns: int) -> NodeView:

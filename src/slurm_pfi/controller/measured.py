@@ -23,6 +23,7 @@ from ..elasticity.evidence import (
     Measurement,
     RunEvidence,
 )
+from ..elasticity.plausible import plausible
 from .counting import NS_PER_S, SETTLE_NS, counted, new_segment
 from .levels import FEWEST_INTERVALS, Level, drew, is_high, is_low, kept, nearest_cap
 from .record import Drift, Recalled, Record, Sample, Totals
@@ -47,21 +48,20 @@ MOST_DRAW_MW: Final = 2**31 - 1
 LEAST_REDUCTION: Final = 0.005
 ANY_BASELINE_SD: Final = 10.0
 NEAR_PRIOR: Final = 0.9
-MOST_SURPRISE: Final = 3.0
 
 Expected = Callable[[float], tuple[float, float]]
 """What is expected of a run at a reduction: mean loss and its standard deviation."""
 
 
 def observe(record: Record, sample: Sample, times: TimesSection) -> Record:
-    """The record with one more report of the run in it. A sample not newer than the last changes nothing.
+    """The record with one more report of the run in it. A sample older than the last changes nothing.
 
     A stretch of more than ``times.report_age_s`` without a report is not known: neither time nor energy of it count,
     and what the counter did in it is work without a loss.
     """
     if record.last_ns is None:
         seconds = 0.0
-    elif sample.now_ns <= record.last_ns:
+    elif sample.now_ns < record.last_ns:
         return record
     else:
         seconds = (sample.now_ns - record.last_ns) / NS_PER_S
@@ -108,6 +108,7 @@ def _placed(record: Record, sample: Sample, *, gap: bool) -> Record:
         cap_known=known,
         cap_mw=cap_mw,
         bound=bound,
+        capped_since_ns=None if not bound else record.capped_since_ns or sample.now_ns,
         changed_ns=sample.now_ns if changed else record.changed_ns,
         heard=heard,
         rate_now=None if changed else record.rate_now,
@@ -195,14 +196,14 @@ def evidence(
     """What the learner can take from a record: nothing from a counter that is doubted or was never heard.
 
     ``kin``: what runs of the same work share, empty where unknown. ``expected``: what is expected of the run at a
-    reduction; it may move that by MOST_SURPRISE standard deviations, and no further.
+    reduction before it was measured: what lies beyond belief is taken as the most that can be believed.
     """
     points: list[Measurement] = []
     if record.reporting and not record.doubt:
         for segment in sorted({level.segment for level in record.levels}):
             points.extend(_points(record, segment, now_ns))
     if expected is not None:
-        points = [_within(point, *expected(point.reduction)) for point in points]
+        points = [_within(point, expected(point.reduction), record.baseline_sd) for point in points]
     return RunEvidence(
         gpu_model=gpu_model,
         kin=kin,
@@ -274,6 +275,8 @@ def _between(record: Record, capped: list[Level]) -> tuple[int | None, float]:
     return round(record.prior_mw - half_mw), half_mw / record.prior_mw
 
 
-def _within(point: Measurement, mean: float, sd: float) -> Measurement:
-    most = MOST_SURPRISE * math.hypot(sd, point.sd)
-    return dataclasses.replace(point, loss=min(max(point.loss, mean - most, LEAST_LOSS), mean + most, 1.0))
+def _within(point: Measurement, expected: tuple[float, float], baseline_sd: float) -> Measurement:
+    """The measurement as far as it is believed."""
+    own_sd = baseline_sd if point.baseline_sd is None else point.baseline_sd
+    believed = plausible(*expected, point.loss, point.sd, own_sd)
+    return dataclasses.replace(point, loss=believed.loss) if believed.why else point

@@ -12,7 +12,7 @@ from ..units import format_power
 from .announce import admission_audits, floor_audits, late_starters
 from .budget import Gpu, SiteView, gpus_on, look
 from .dispatch import Caps, CapsStep, dispatch
-from .ledger import NS_PER_S, STEP_MARGIN_S
+from .ledger import STEP_MARGIN_S
 from .science import Science
 from .shares import Shares, candidates, share, unreached_caps
 from .state import Action, Audit, RunView, State, WindowView
@@ -79,7 +79,7 @@ def _closed(
     # Without a window whoever waits for power, waits no longer.
     runs = {
         run: msgspec.structs.replace(
-            _uncommanded(view, now_ns),
+            _uncommanded(view),
             phase="admitted" if view.phase == "waiting" else view.phase,
             started_in_window=False,
             breach_told=False,
@@ -128,7 +128,7 @@ def _open(
             "committed_mw": window.committed_mw,
         }
         actions.append(Audit(event="window", fields=fields))
-    runs = _runs_after(state, site, shares, caps, now_ns)
+    runs = _runs_after(state, site, shares, caps)
     actions.extend(admission_audits(state.runs, runs))
     said = state.infeasible_said
     now_said = (shares.shortfall_mw, site.silent if shares.shortfall_mw else ())
@@ -200,7 +200,7 @@ def _committed(site: SiteView, shares: Shares) -> int:
     return site.constant_mw + parked_mw + runs_mw
 
 
-def _runs_after(state: State, site: SiteView, shares: Shares, caps: Caps, now_ns: int) -> dict[Run, RunView]:
+def _runs_after(state: State, site: SiteView, shares: Shares, caps: Caps) -> dict[Run, RunView]:
     runs = dict(state.runs)
     sent: dict[Run, dict[str, int]] = {}
     for (run, node), cap_mw in caps.items():
@@ -210,13 +210,11 @@ def _runs_after(state: State, site: SiteView, shares: Shares, caps: Caps, now_ns
         i = place.get(run)
         if i is None:
             if view.phase == "waiting" or run in site.shared:
-                runs[run] = _uncommanded(view, now_ns)
+                runs[run] = _uncommanded(view)
             continue
         demand = shares.demands[i]
-        draw_mw = view.baseline.draw_mw if view.baseline.seen else None
-        uncut_mw = demand.ceiling_mw if draw_mw is None else min(draw_mw, demand.ceiling_mw)
         runs[run] = msgspec.structs.replace(
-            _counted(view, now_ns, binds=min(sent[run].values()) < uncut_mw),
+            view,
             phase="admitted",
             sent_mw={**{node: cap for node, cap in view.sent_mw.items() if node in view.gpus}, **sent[run]},
             target_cap_mw=shares.allocation.caps_mw[i],
@@ -228,21 +226,11 @@ def _runs_after(state: State, site: SiteView, shares: Shares, caps: Caps, now_ns
     return runs
 
 
-def _uncommanded(view: RunView, now_ns: int) -> RunView:
+def _uncommanded(view: RunView) -> RunView:
     """A run for which no cap of its own is planned."""
-    view = _counted(view, now_ns, binds=False)
     return msgspec.structs.replace(
         view, sent_mw={}, target_cap_mw=None, expected_loss=None, floor_passed=False
     )
-
-
-def _counted(view: RunView, now_ns: int, *, binds: bool) -> RunView:
-    """Keep the time that a run has spent under a cap that cuts its draw."""
-    since_ns = view.capped_since_ns
-    if binds:
-        return msgspec.structs.replace(view, capped_since_ns=now_ns if since_ns is None else since_ns)
-    spent_s = 0.0 if since_ns is None else (now_ns - since_ns) / NS_PER_S
-    return msgspec.structs.replace(view, capped_since_ns=None, capped_s=view.capped_s + spent_s)
 
 
 def _binding(state: State, limit_mw: int) -> tuple[str, ...]:

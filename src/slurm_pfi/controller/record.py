@@ -122,7 +122,8 @@ class Record(Frozen, frozen=True, kw_only=True):
     ``seen``: it has run uncapped long enough in this segment, since ``since_ns``. ``top_mw``: mean of the highest tenth
     of ``draws`` (packed int32, mW). ``segment``: number of the stretch in which its work did not change. ``doubt``: why
     its counter is not believed, empty if it is. ``rate_now``: of the last seconds. ``cap_mw`` with ``cap_known``: the
-    level that it is at since ``changed_ns``; ``bound``: that cap lowers its draw.
+    level that it is at since ``changed_ns``; ``bound``: that cap lowers its draw, as caps have
+    done since ``capped_since_ns``.
     """
 
     recalled: Recalled | None = None
@@ -144,6 +145,7 @@ class Record(Frozen, frozen=True, kw_only=True):
     cap_known: bool = False
     cap_mw: int | None = None
     bound: bool = False
+    capped_since_ns: int | None = None
     changed_ns: int = 0
     heard: Heard | None = None
     drift: Drift = Drift()

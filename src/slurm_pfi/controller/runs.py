@@ -11,16 +11,14 @@ from ..allocation.problem import RunDemand
 from ..config import Config
 from ..elasticity.curve import ElasticityCurve
 from ..flex import flex_in_comment, is_flex, no_flex_in_comment, parse_flex
-from ..model import Flex, GpuReport, Report, Run, RunReport
+from ..model import Flex, GpuReport, Progress, Report, Run, RunReport
 from ..slurm.backend import JobInfo
 from .budget import node_park_mw, parked_mw
 from .ledger import NS_PER_S, prior_of
-from .state import Baseline, FlexSource, NodeView, RunView, State
+from .record import Sample
+from .state import FlexSource, NodeView, RunView, State
 
-KEPT_SAMPLES = 240
-TOP_SHARE = 0.1  # arXiv 2609.11542: draw and throughput are the mean of the top 10 % of samples
 BOUND_MARGIN_MW = 1000
-BEYOND_BASELINE = 1.1
 
 
 class Granted(NamedTuple):
@@ -143,51 +141,64 @@ def uids(state: State, view: RunView) -> dict[str, int]:
     return found
 
 
-# -------------------------------------------------------------------------------------------------- baseline
+# -------------------------------------------------------------------------------------------------- samples
 
 
-def observe_baseline(
-    baseline: Baseline, gpus: tuple[GpuReport, ...], report: RunReport, now_ns: int, baseline_s: float
-) -> Baseline:
-    """Add one report of an uncapped run; any binding cap starts the clock anew but keeps what was seen.
+def sample_of(
+    view: RunView, report: Report, nodes: dict[str, NodeView], now_ns: int, silent_s: float
+) -> Sample | None:
+    """This report as a sample of the run; None where another of its nodes is the one that samples come from.
 
-    A run that draws more under a cap than it ever did without one had not begun to train when it was seen: its
-    baseline, and a floor made from it, would hold it down for as long as the window lasts.
+    That is the first by name that tells a counter, else the first: ranks beside rank 0 mostly tell nothing. The GPUs of
+    the other nodes are as last told; what one has not told, or not for ``silent_s``, is unknown for the run. ``nodes``
+    may hold the report before this one.
     """
-    uncapped = all(
-        gpu.enforced_mw is not None and gpu.enforced_mw >= prior_of(gpu) - BOUND_MARGIN_MW for gpu in gpus
-    )
-    draws = [gpu.draw_mw for gpu in gpus]
-    if not draws or any(draw is None for draw in draws):
-        return msgspec.structs.replace(baseline, since_ns=None)
-    draw_mw = round(sum(draw for draw in draws if draw is not None) / len(draws))
-    if not uncapped:
-        if baseline.seen and draw_mw > (baseline.draw_mw or 0) * BEYOND_BASELINE:
-            return Baseline()
-        return msgspec.structs.replace(baseline, since_ns=None)
-    rate = report.progress.rate_per_s if report.progress else None
-    samples = (*baseline.samples, (draw_mw, rate))[-KEPT_SAMPLES:]
-    since_ns = now_ns if baseline.since_ns is None else baseline.since_ns
-    seen = baseline.seen or now_ns - since_ns >= baseline_s * NS_PER_S
-    return Baseline(
-        since_ns=since_ns,
-        samples=samples,
-        seen=seen,
-        draw_mw=_top_mean([draw for draw, _ in samples]),
-        rate_per_s=_top_rate([rate for _, rate in samples if rate is not None]),
-    )
-
-
-def _top_mean(values: list[int]) -> int:
-    kept = sorted(values, reverse=True)[: max(1, math.ceil(len(values) * TOP_SHARE))]
-    return round(sum(kept) / len(kept))
-
-
-def _top_rate(rates: list[float]) -> float | None:
-    if not rates:
+    reports = {
+        name: report if name == report.node else _lately(nodes, name, now_ns, silent_s) for name in view.gpus
+    }
+    told = {name: _progress(view.run, last) for name, last in reports.items()}
+    if report.node != min(
+        (name for name, progress in told.items() if progress is not None), default=min(view.gpus)
+    ):
         return None
-    kept = sorted(rates, reverse=True)[: max(1, math.ceil(len(rates) * TOP_SHARE))]
-    return sum(kept) / len(kept)
+    gpus = [
+        gpu
+        for name, last in reports.items()
+        for gpu in (() if last is None else last.gpus)
+        if gpu.uuid in view.gpus[name]
+    ]
+    number = sum(len(uuids) for uuids in view.gpus.values())
+    draws = [gpu.draw_mw for gpu in gpus if gpu.draw_mw is not None]
+    caps = [gpu.enforced_mw for gpu in gpus if gpu.enforced_mw is not None]
+    free = [
+        cap_mw >= prior_of(gpu) - BOUND_MARGIN_MW for gpu in gpus if (cap_mw := gpu.enforced_mw) is not None
+    ]
+    progress = told[report.node]
+    return Sample(
+        now_ns=now_ns,
+        gpus=number,
+        draw_mw=round(sum(draws) / number) if number and len(draws) == number else None,
+        cap_mw=max(caps) if number and len(caps) == number else None,
+        prior_mw=max((prior_of(gpu) for gpu in gpus), default=None),
+        uncapped=len(free) == number and all(free),
+        counter=None if progress is None else progress.counter,
+        counter_ns=None if progress is None else now_ns - round(progress.age_s * NS_PER_S),
+        unit="" if progress is None else progress.unit,
+        node=report.node,
+    )
+
+
+def _lately(nodes: dict[str, NodeView], name: str, now_ns: int, silent_s: float) -> Report | None:
+    """The last report of a node, unless it is too old to say what is."""
+    node = nodes.get(name)
+    return None if node is None or now_ns - node.heard_ns > silent_s * NS_PER_S else node.report
+
+
+def _progress(run: Run, report: Report | None) -> Progress | None:
+    for run_report in () if report is None else report.runs:
+        if run_report.run == run:
+            return run_report.progress
+    return None
 
 
 # -------------------------------------------------------------------------------------------------- demand
@@ -214,14 +225,13 @@ def demand_of(
     ceiling_mw = max(prior_of(gpu) for gpu in gpus)
     device_min_mw = max(gpu.min_mw for gpu in gpus)
     draw_mw = ceiling_mw
-    if run.baseline.seen and run.baseline.draw_mw is not None:
-        draw_mw = min(ceiling_mw, round(run.baseline.draw_mw * (1 + margin)))
+    known_mw = run.record.draw_mw
+    if known_mw is not None:
+        draw_mw = min(ceiling_mw, round(known_mw * (1 + margin)))
     flex = run.flex
     floor_mw = ceiling_mw
     if flex is not None and not flex.is_none:
-        base_mw = draw_mw
-        if run.baseline.seen and run.baseline.draw_mw is not None:
-            base_mw = min(ceiling_mw, run.baseline.draw_mw)
+        base_mw = ceiling_mw if known_mw is None else min(ceiling_mw, known_mw)
         floor_mw = math.ceil(base_mw * (1 - greatest_reduction))
     floor_mw = min(ceiling_mw, max(floor_mw, device_min_mw))
     return RunDemand(

@@ -9,6 +9,7 @@ from ..model import Flex, Frozen, GpuId, Limit, Mode, Plan, Report, Run
 from ..slurm.backend import JobInfo
 from ..slurm.tag import Tag
 from .knowledge import Knowledge
+from .record import Record
 
 
 class SentPlan(Frozen, frozen=True, kw_only=True):
@@ -39,19 +40,6 @@ class NodeView(Frozen, frozen=True, kw_only=True):
     priors: dict[GpuId, int] = {}
 
 
-class Baseline(Frozen, frozen=True, kw_only=True):
-    """A run's uncapped draw per GPU and its rate, from the samples seen so far.
-
-    ``samples`` are (draw per GPU in mW, rate of the job's counter per second or None), the newest last.
-    """
-
-    since_ns: int | None = None
-    samples: tuple[tuple[int, float | None], ...] = ()
-    seen: bool = False
-    draw_mw: int | None = None
-    rate_per_s: float | None = None
-
-
 RunPhase: TypeAlias = Literal["new", "waiting", "admitted", "refused", "gone"]
 FlexSource: TypeAlias = Literal["flag", "comment", ""]
 
@@ -77,7 +65,7 @@ class RunView(Frozen, frozen=True, kw_only=True):
     read_due_ns: int | None = 0
     reading: bool = False
     refusal: str = ""
-    baseline: Baseline = Baseline()
+    record: Record = Record()
     sent_mw: dict[str, int] = {}
     target_cap_mw: int | None = None
     floor_mw: int | None = None
@@ -85,11 +73,19 @@ class RunView(Frozen, frozen=True, kw_only=True):
     expected_loss_sd: float | None = None
     floor_passed: bool = False
     breach_told: bool = False
-    capped_since_ns: int | None = None
-    capped_s: float = 0.0
     tag_text: str = ""
     tag_said: str = ""
     tag_due_ns: int | None = None
+
+    @property
+    def baseline(self) -> Record:
+        """Until all who read a baseline read ``record``."""
+        return self.record
+
+    @property
+    def capped_since_ns(self) -> int | None:
+        """Until all who read it read ``record``."""
+        return self.record.capped_since_ns
 
 
 class WindowView(Frozen, frozen=True, kw_only=True):
@@ -123,14 +119,16 @@ class Rebound(Frozen, frozen=True, kw_only=True):
 
     The synthetic limit rises by ``rise_mw_per_s`` from ``from_mw``, what caps allowed as the window ended, up to the
     draw before it, is that until ``until_ns``, and then goes on until nothing is held, at ``ends_ns`` at the latest.
-    ``caps_mw``: the cap per GPU that each run had at the end; the rebound takes no run below it. ``told``: the limit
-    and the sum of these caps (site, mW) as the audit has them.
+    ``commanded_mw``: the part of ``from_mw`` that was ours to give. ``caps_mw``: the cap per GPU that each run had at
+    the end; the rebound takes no run below it. ``told``: what the audit has of it (site, mW): where it rises to, and
+    the least that it allows.
     """
 
     began_ns: int
     until_ns: int
     ends_ns: int
     from_mw: int
+    commanded_mw: int
     rise_mw_per_s: int
     caps_mw: dict[Run, int]
     told: tuple[int | None, int] | None = None

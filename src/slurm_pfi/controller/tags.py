@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from ..config import Config
-from ..slurm.tag import Tag, format_tag
+from ..elasticity.index import PfiSource
+from ..model import GpuReport
+from ..slurm.tag import Tag, format_tag, parse_tag
+from .knowledge import Knowledge
 from .ledger import NS_PER_S
-from .science import Science
+from .runs import run_gpus
+from .science import GRID_W, Science, grid_of
 from .state import Action, RunView, State, TagWritten, WriteTag
 
-RETRY_S = 5.0
+RETRY_S: Final = 5.0
+MOST_TOLD: Final = 10_000
+"""A PFI that has no place in a tag says as little as none."""
+
+LEAST_CHANGE_PFI: Final = 0.05
+LEAST_CHANGE_LOSS: Final = 0.005
+"""A tag of a run that nothing caps is written anew only for so much: 5,000 jobs have one each."""
 
 
 def due_tags(
@@ -30,37 +42,91 @@ def due_tags(
         if view.tag_due_ns is None or view.tag_due_ns > now_ns:
             continue
         after = msgspec.structs.replace(view, tag_due_ns=now_ns + refresh_ns)
-        tag = tag_of(view, config, science, now_ns, now_unix_s)
-        timeless = format_tag(replace(tag, at_unix_s=0.0, capped_s=0.0))
-        if timeless != view.tag_said or view.capped_since_ns is not None:
+        tag = tag_of(view, state, config, science, now_unix_s)
+        if view.record.capped_since_ns is not None or _says_more(tag, view.tag_said):
+            text = format_tag(tag)
             actions.append(WriteTag(run=run, job=view.job, tag=tag))
-            after = msgspec.structs.replace(after, tag_text=format_tag(tag), tag_said=timeless)
+            after = msgspec.structs.replace(after, tag_text=text, tag_said=text)
         runs[run] = after
     return msgspec.structs.replace(state, runs=runs), actions
 
 
-def tag_of(view: RunView, config: Config, science: Science, now_ns: int, now_unix_s: float) -> Tag:
-    """What is known of the run: the PFI that the site declares for its partition, else the library's default."""
-    pfi = science.default_pfi
-    declared = None if view.job is None else config.policy.declared_pfi.get(view.job.partition)
-    capped_s = view.capped_s
-    if view.capped_since_ns is not None:
-        capped_s += (now_ns - view.capped_since_ns) / NS_PER_S
-    grid = [round(cap) for cap in pfi.grid_w]
+def due_at_once(before: RunView, after: RunView, now_ns: int) -> RunView:
+    """A run whose cap a limit moved, or that was given back, gets its tag anew, if it has one already."""
+    moved = (before.target_cap_mw is None) != (after.target_cap_mw is None)
+    if not moved or not after.tag_said or after.tag_due_ns is None:
+        return after
+    return msgspec.structs.replace(after, tag_due_ns=now_ns)
+
+
+def _says_more(tag: Tag, said: str) -> bool:
+    """Whether a tag says something else than the one that stands; of a run that is not capped only what matters."""
+    if not said:
+        return True
+    old = parse_tag(said)
+    if (tag.source, tag.flex) != (old.source, old.flex) or abs(tag.pfi - old.pfi) >= LEAST_CHANGE_PFI:
+        return True
+    if tag.loss is None or old.loss is None:
+        return (tag.loss is None) != (old.loss is None)
+    return abs(tag.loss - old.loss) >= LEAST_CHANGE_LOSS
+
+
+def tag_of(view: RunView, state: State, config: Config, science: Science, now_unix_s: float) -> Tag:
+    """What is known of the run by now."""
+    gpus = run_gpus(view, state.nodes)
+    index = index_of(view, gpus, config, science, science.knowledge(state))
+    record = view.record
+    energy_wh = record.energy_wh
+    step_w = index.grid_w[1] - index.grid_w[0]
     return Tag(
-        pfi=pfi.value if declared is None else declared,
-        pfi_low=pfi.low if declared is None else None,
-        pfi_high=pfi.high if declared is None else None,
-        source="default" if declared is None else "declared",
-        grid_low_w=grid[0],
-        grid_high_w=grid[-1],
-        grid_step_w=grid[1] - grid[0],
+        pfi=index.value,
+        pfi_low=index.low,
+        pfi_high=index.high,
+        source=index.source,
+        grid_low_w=round(index.grid_w[0]),
+        grid_high_w=round(index.grid_w[-1]),
+        grid_step_w=round(step_w),
         flex="auto" if view.flex is None else view.flex.text,
-        loss=None,
-        energy_wh=None,
-        capped_s=capped_s,
+        loss=record.loss,
+        energy_wh=None if energy_wh is None else round(energy_wh),
+        capped_s=record.totals.capped_s,
         at_unix_s=now_unix_s,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """A run's PFI as it is told: ``low``..``high`` is the 95 % interval, None for a value that somebody declared."""
+
+    value: float
+    low: float | None
+    high: float | None
+    source: PfiSource
+    grid_w: tuple[float, ...]
+
+
+def index_of(
+    view: RunView, gpus: Sequence[GpuReport], config: Config, science: Science, knowledge: Knowledge
+) -> Index:
+    """Measured once a cap that binds was measured beside a baseline, else what the site declares, else the library's.
+
+    The library's default is that of GRID_W whatever the GPU: it belongs to no GPU model.
+    """
+    draw_mw = view.record.mean_draw_mw
+    if gpus and draw_mw is not None and view.record.measured and knowledge.is_learned(view.run):
+        learned = knowledge.pfi(view.run, gpus[0].model, draw_mw, grid_of(gpus))
+        if (
+            learned is not None
+            and 0 <= learned.value < MOST_TOLD
+            and learned.low >= 0
+            and learned.high < MOST_TOLD
+        ):
+            return Index(learned.value, learned.low, learned.high, "measured", learned.grid_w)
+    declared = None if view.job is None else config.policy.declared_pfi.get(view.job.partition)
+    if declared is not None:
+        return Index(declared, None, None, "declared", GRID_W)
+    default = science.default_pfi
+    return Index(default.value, default.low, default.high, "default", default.grid_w)
 
 
 def tag_written(state: State, event: TagWritten, now_ns: int) -> State:

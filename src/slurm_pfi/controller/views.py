@@ -107,12 +107,12 @@ def run_view(view: RunView, state: State, now_ns: int) -> dict[str, Any]:
     gpus = run_gpus(view, state.nodes)
     draws = [gpu.draw_mw for gpu in gpus]
     caps = [gpu.enforced_mw for gpu in gpus]
-    rate = _rate(view, state)
-    base = view.baseline
+    record = view.record
+    rate, base_rate = record.rate_now, record.rate_per_s
     job = view.job
     loss = None
-    if rate is not None and base.seen and base.rate_per_s:
-        loss = 1 - rate / base.rate_per_s
+    if rate is not None and base_rate and not record.doubt:
+        loss = 1 - rate / base_rate
     return {
         "run": str(view.run),
         "job_id": view.run.job_id,
@@ -132,10 +132,10 @@ def run_view(view: RunView, state: State, now_ns: int) -> dict[str, Any]:
         "floor_mw": view.floor_mw,
         "floor_passed": view.floor_passed,
         "draw_mw": _sum(draws),
-        "baseline_draw_mw": base.draw_mw if base.seen else None,
-        "baseline": "seen" if base.seen else "bounded",
+        "baseline_draw_mw": record.draw_mw,
+        "baseline": record.source,
         "rate_per_s": rate,
-        "baseline_rate_per_s": base.rate_per_s if base.seen else None,
+        "baseline_rate_per_s": base_rate,
         "loss": loss,
         "expected_loss": view.expected_loss,
         "known_s": (now_ns - view.first_seen_ns) / NS_PER_S,
@@ -152,17 +152,6 @@ def limit_view(limit: Limit) -> dict[str, Any]:
         "source": limit.source,
         "steps": [{"start_unix_s": step.start_unix_s, "limit_mw": step.limit_mw} for step in limit.steps],
     }
-
-
-def _rate(view: RunView, state: State) -> float | None:
-    """The rate as told on the first node of the run, the one that its baseline comes from."""
-    if not view.gpus:
-        return None
-    report = state.nodes[min(view.gpus)].report
-    for run_report in () if report is None else report.runs:
-        if run_report.run == view.run:
-            return None if run_report.progress is None else run_report.progress.rate_per_s
-    return None
 
 
 def _sum(values: list[int | None]) -> int | None:
