@@ -101,7 +101,9 @@ class Answers:
         question = msgspec.convert(args, JobQuestion)
         state = self._controller.state
         live = live_runs(state, question)
-        ended, trouble = await self._read(lambda history: history.ended_of_spec(question.job_id, question.spec))
+        ended, trouble = await self._read(
+            lambda history: history.ended_of_spec(question.job_id, question.spec)
+        )
         known = {str(view.run): self._live(view) for view in live}
         known = {**{row.run: ended_view(row) for row in ended or () if row.run not in known}, **known}
         specs = sorted({one["spec"] for one in known.values()})
@@ -110,7 +112,9 @@ class Answers:
         chosen = choose(list(known.values()), question.restart)
         if chosen is None:
             return refusal(_unknown(question, list(known.values()), trouble), exit_code=NO)
-        events, event_trouble = await self._read(lambda history: history.events_of(chosen["run"], MOST_EVENTS))
+        events, event_trouble = await self._read(
+            lambda history: history.events_of(chosen["run"], MOST_EVENTS)
+        )
         data = {
             **chosen,
             "asked_unix_s": time.time(),
@@ -171,7 +175,9 @@ def _unknown(question: JobQuestion, others: Sequence[dict[str, Any]], trouble: s
     if question.restart is not None and others:
         restarts = ", ".join(f"{question.spec}.{one['restart']}" for one in others)
         return f"job {question.spec} has no known restart {question.restart}; known: {restarts}"
-    ended = f"; whether it ended is not known: {trouble}" if trouble else ", and none of it that ended is kept"
+    ended = (
+        f"; whether it ended is not known: {trouble}" if trouble else ", and none of it that ended is kept"
+    )
     return (
         f"job {question.spec} is not known: no run of it has a GPU now{ended}. A job is known once it has "
         "started on a node with GPUs; 'slurm-pfi jobs --ended' lists all of today"
@@ -205,7 +211,6 @@ def job_view(
     model = gpu_model(view, state)
     return {
         **run_view(view, state, now_ns),
-        "spec": str(view.run.job_id) if job is None else job.spec,
         "uid": uid_of(view, state),
         "name": None if job is None else job.name,
         "account": None if job is None else job.account,
@@ -227,6 +232,7 @@ def job_view(
         "learned": knowledge.is_learned(view.run),
         "pfi": _pfi_view(view, config, knowledge, model),
         "expected_loss_sd": view.expected_loss_sd,
+        "by_curves": _by_curves(view, knowledge, model),
         "cost": _cost(record),
         "limit": None
         if window is None or view.target_cap_mw is None
@@ -262,6 +268,28 @@ def _pfi_view(view: RunView, config: Config, knowledge: Knowledge, model: str) -
         "high": pfi.high,
         "source": pfi.source,
         "grid_w": list(pfi.grid_w),
+    }
+
+
+def _by_curves(view: RunView, knowledge: Knowledge, model: str) -> dict[str, Any] | None:
+    """What it is expected to have lost while capped, from its draws under caps; None without such draws."""
+    draw_mw = view.record.mean_draw_mw
+    if not draw_mw:
+        return None
+    levels = [
+        (level.draw_s, 1.0 - level.draw_mw / draw_mw)
+        for level in view.record.levels
+        if level.cap_mw is not None and level.draw_mw is not None and level.draw_mw < draw_mw
+    ]
+    seconds = sum(spent_s for spent_s, _ in levels)
+    if seconds <= 0:
+        return None
+    mean, sd = knowledge.losses([(view.run, model)] * len(levels), [reduction for _, reduction in levels])
+    weights = [spent_s / seconds for spent_s, _ in levels]
+    # All levels go by one curve, so that their errors go together.
+    return {
+        "loss": sum(weight * float(one) for weight, one in zip(weights, mean, strict=True)),
+        "sd": sum(weight * float(one) for weight, one in zip(weights, sd, strict=True)),
     }
 
 

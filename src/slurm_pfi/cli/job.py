@@ -1,0 +1,79 @@
+"""``slurm-pfi job``: one run in plain words: asked, known, done, cost, saved, promised."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from typing import Final
+
+import click
+
+from ..bus.control import WRONG_USE
+from .common import ask_controller, console, fail, print_json
+from .job_words import sections, title
+
+_NAME: Final = re.compile(r"([0-9]{1,10})(?:_([0-9]{1,10})|\+([0-9]{1,10}))?(?:\.([0-9]{1,10}))?", re.ASCII)
+_PARTS: Final = ("job_id", "task", "component", "restart")
+_MOST: Final = 2**32
+_WITH_UNIT: Final = re.compile(r"(?<=[0-9]) (?=(?:%|[kM]?Wh?|s|min|h)(?![A-Za-z]))")
+_CLOCK: Final = re.compile(r"[0-9]{2}:[0-9]{2}:[0-9]{2}  ")
+_TIED: Final = "\N{NO-BREAK SPACE}"
+WIDEST: Final = 100
+"""Longer lines are hard to read, however wide the terminal."""
+
+
+@click.command()
+@click.argument("job_id", metavar="ID")
+@click.option("--json", "as_json", is_flag=True, help="machine-readable output, powers in mW")
+@click.pass_context
+def job(context: click.Context, job_id: str, as_json: bool) -> None:
+    """Tell all about one job: asked, known, done, what it cost and saved, whether promises held.
+
+    ID is a job id (1234), a task of an array (77_3) or a component (80+1); 1234.1 is the run after its first requeue.
+    Jobs that ended are told from the history.
+    """
+    told = ask_controller(context, "job", parse_job(job_id)).data
+    if as_json:
+        print_json(told)
+        return
+    out = console()
+    width = min(out.width, WIDEST)
+    for line in title(told):
+        _print(line, width, "")
+    for section in sections(told):
+        click.echo()
+        click.secho(section.name, bold=True)
+        for line in section.lines:
+            _print(line, width, "  ")
+
+
+def parse_job(text: str) -> dict[str, int]:
+    """``1234``, ``77_3``, ``80+1``, each with ``.R``, as a question; ends the command with 2 on anything else."""
+    match = _NAME.fullmatch(text.strip())
+    found = (
+        {}
+        if match is None
+        else {
+            part: int(value) for part, value in zip(_PARTS, match.groups(), strict=True) if value is not None
+        }
+    )
+    if not found or max(found.values()) > _MOST:
+        fail(
+            f"{text[:64]!r} is no job: write 1234, 77_3 for a task of an array, 80+1 for a component, "
+            "or 1234.1 for the run after its first requeue",
+            WRONG_USE,
+        )
+    return found
+
+
+def _print(line: str, width: int, indent: str) -> None:
+    """One line, wrapped where it is too long, but never between a figure and its unit."""
+    for part in textwrap.wrap(
+        _WITH_UNIT.sub(_TIED, line),
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent + " " * (10 if _CLOCK.match(line) else 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [""]:
+        click.echo(part.replace(_TIED, " "))
