@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -20,6 +21,8 @@ KEPT_OUTSTANDING = 64
 # Unanswered plans beyond these go out only once each RESEND_S. So the oldest of KEPT_OUTSTANDING is too old to be taken
 # by any node, and may be forgotten.
 HASTY_PLANS = 16
+RAMP_S: Final = 60.0
+RESPONSES_LATE: Final = 2  # one to hear that the rebound goes on, one for the others to make room
 
 
 Caps: TypeAlias = dict[tuple[Run, str], int]
@@ -34,6 +37,27 @@ class CapsStep:
     caps: Caps
     parked: bool
     lease: bool = False
+
+
+def quick_s(config: Config) -> float:
+    """How long giving back takes where the site sets no ramp: never longer than the rebound."""
+    return min(RAMP_S, config.times.rebound_s)
+
+
+def late_s(node: str, config: Config) -> float:
+    """How long after the end of the last limit that it knows a node gives back by itself.
+
+    Its commander is heard before that, if there is one; and without one not all nodes rise in the same instant.
+    """
+    if config.times.rebound_s == 0:
+        return 0.0
+    share = int.from_bytes(hashlib.sha256(node.encode()).digest()[:4]) / 2**32
+    return RESPONSES_LATE * config.times.response_s + share * quick_s(config)
+
+
+def latest_release_s(config: Config) -> float:
+    """What `late_s` is at most, of any node."""
+    return RESPONSES_LATE * config.times.response_s + quick_s(config) if config.times.rebound_s else 0.0
 
 
 def dispatch(
@@ -84,7 +108,7 @@ def _node_steps(
 ) -> tuple[PlanStep, ...]:
     park_mw = node_park_mw(node.report.gpus if node.report is not None else (), config)
     made: list[PlanStep] = []
-    for step in steps:
+    for step in _given_back_late(steps, late_s(node.name, config)):
         if not step.parked:
             made.append(PlanStep(starts_in_s=step.starts_in_s, park_cap_mw=None, lease=step.lease))
             continue
@@ -95,6 +119,26 @@ def _node_steps(
         ]
         made.append(PlanStep(starts_in_s=step.starts_in_s, park_cap_mw=park_mw, caps=tuple(caps)))
     return tuple(made)
+
+
+def _given_back_late(steps: tuple[CapsStep, ...], late_s: float) -> list[CapsStep]:
+    """The same with every end of a window so much later, or left out where the next window has begun by then.
+
+    Nothing rises by itself without an end in between: then caps stay the lower of both windows'.
+    """
+    made: list[CapsStep] = []
+    for step, after in zip(steps, (*steps[1:], None), strict=True):
+        if made and not step.parked and not step.lease and made[-1].parked:
+            starts_in_s = step.starts_in_s + late_s
+            if after is None or starts_in_s < after.starts_in_s:
+                made.append(replace(step, starts_in_s=starts_in_s))
+        elif made and step.parked and made[-1].parked:
+            held = made[-1].caps
+            caps = {part: min(cap_mw, held[part]) for part, cap_mw in step.caps.items() if part in held}
+            made.append(replace(step, caps=caps))
+        else:
+            made.append(step)
+    return made
 
 
 def _kept(outstanding: tuple[SentPlan, ...], held: PlanId | None) -> tuple[SentPlan, ...]:

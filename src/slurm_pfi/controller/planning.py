@@ -7,8 +7,9 @@ import msgspec
 from ..allocation.transition import HeldCap, next_caps
 from ..config import Config
 from ..model import Run
-from ..store.limits import ScheduleStep, schedule
+from ..store.limits import ScheduleStep, binding_ids, schedule
 from ..units import format_power
+from . import rebound
 from .announce import admission_audits, floor_audits, late_starters
 from .budget import Gpu, SiteView, gpus_on, look
 from .dispatch import Caps, CapsStep, dispatch
@@ -42,19 +43,38 @@ def plan_cycle(
         )
     )
     site = look(state, config, now_ns, _early_s(state, config, now_unix_s))
-    if not _binds(steps[0], site):
-        return _closed(state, config, science, site, steps, now_ns)
-    return _open(state, config, science, site, steps, now_ns)
+    binding = [_binds(step, site) for step in steps]
+    ids = binding_ids(state.limits, now_unix_s, config.times.response_s) if binding[0] else ()
+    held = _rebound(state, config, science, site, now_ns, window=binding[0])
+    if held is not None and not (binding[0] and (steps[0].limit_mw or 0) < held.limit_mw):
+        steps = rebound.steps_of(held, steps, binding, now_ns)
+        return _open(state, config, science, site, steps, now_ns, held=held)
+    if binding[0]:
+        return _open(state, config, science, site, steps, now_ns, ids=ids)
+    return _closed(state, config, science, site, steps, now_ns)
+
+
+def _rebound(
+    state: State, config: Config, science: Science, site: SiteView, now_ns: int, *, window: bool
+) -> rebound.Hold | None:
+    """The rebound that is under way or begins; a ``window`` that a limit opens begins none."""
+    if state.off or config.times.rebound_s == 0:
+        return None
+    if state.rebound is None and (window or not rebound.begins(state, config, site)):
+        return None
+    return rebound.hold(state, config, site, candidates(state, config, science, site), now_ns)
 
 
 def _early_s(state: State, config: Config, now_unix_s: float) -> float:
     """How long before a node raises by its own schedule the others must make room for it.
 
-    The response time, for a node that did not hear that the limit goes on; a moment, where it ends for all.
+    The response time, for a node that did not hear that the limit, or the rebound after it, goes on; a moment, where it
+    ends for all.
     """
     response_s = config.times.response_s
     then = schedule(state.limits, now_unix_s + response_s, horizon_s=0.0, lead_s=0.0)[0]
-    return STEP_MARGIN_S if state.off or then.limit_mw is None else response_s
+    ends = then.limit_mw is None and config.times.rebound_s == 0
+    return STEP_MARGIN_S if state.off or ends else response_s
 
 
 def _binds(step: ScheduleStep, site: SiteView) -> bool:
@@ -73,9 +93,7 @@ def _closed(
     steps: tuple[ScheduleStep, ...],
     now_ns: int,
 ) -> tuple[State, list[Action]]:
-    actions: list[Action] = []
-    if state.window is not None:
-        actions.append(Audit(event="window", fields={"open": False}))
+    actions = _ended(state) + rebound.told(state.rebound, None, now_ns)[1]
     # Without a window whoever waits for power, waits no longer.
     runs = {
         run: msgspec.structs.replace(
@@ -87,7 +105,9 @@ def _closed(
         for run, view in state.runs.items()
     }
     actions.extend(admission_audits(state.runs, runs))
-    state = msgspec.structs.replace(state, window=None, runs=runs, infeasible_said=(0, ()))
+    state = msgspec.structs.replace(state, window=None, rebound=None, runs=runs, infeasible_said=(0, ()))
+    if config.times.rebound_s:
+        state = rebound.observe_draws(state, config, now_ns)
     now = CapsStep(0.0, {}, parked=False)
     ahead = _steps_ahead(state, config, science, site, steps, now)
     state, sent = dispatch(state, config, site, (now, *ahead), "no window", now_ns)
@@ -104,23 +124,32 @@ def _open(
     site: SiteView,
     steps: tuple[ScheduleStep, ...],
     now_ns: int,
+    *,
+    ids: tuple[str, ...] = (),
+    held: rebound.Hold | None = None,
 ) -> tuple[State, list[Action]]:
-    asking = candidates(state, config, science, site)
+    """``ids``: the limits that bind. ``held``: the rebound in their place, never short: it promised nothing."""
+    asking = candidates(state, config, science, site) if held is None else held.asking
     shares = share(asking, config.policy.name, site, steps[0], science.knowledge(state))
     caps = _safe_caps(state, site, shares)
     limit_mw = steps[0].limit_mw or 0
+    before = state.window
     window = WindowView(
         limit_mw=limit_mw,
-        limit_ids=_binding(state, limit_mw),
+        limit_ids=ids,
         budget_mw=limit_mw - site.fixed_mw,
         committed_mw=_committed(site, shares),
         shortfall_mw=shares.shortfall_mw,
         silent=site.silent,
-        opened_ns=now_ns if state.window is None else state.window.opened_ns,
+        opened_ns=now_ns if before is None or before.rebound != (held is not None) else before.opened_ns,
+        rebound=held is not None,
+        until_ns=None if held is None else held.rebound.until_ns,
+        rebound_mw=None if held is None else held.before_mw,
     )
-    actions: list[Action] = []
-    before = state.window
-    if before is None or (before.limit_mw, before.limit_ids) != (window.limit_mw, window.limit_ids):
+    under_way, told = rebound.told(state.rebound, held, now_ns)
+    actions = told if held is None else _ended(state) + told
+    known = None if before is None or before.rebound else (before.limit_mw, before.limit_ids)
+    if held is None and known != (window.limit_mw, window.limit_ids):
         fields: dict[str, object] = {
             "open": True,
             "limit_mw": window.limit_mw,
@@ -130,26 +159,44 @@ def _open(
         actions.append(Audit(event="window", fields=fields))
     runs = _runs_after(state, site, shares, caps)
     actions.extend(admission_audits(state.runs, runs))
-    said = state.infeasible_said
-    now_said = (shares.shortfall_mw, site.silent if shares.shortfall_mw else ())
-    if (
-        now_said[1] != said[1]
-        or now_said[0] > said[0]
-        or said[0] - now_said[0] > SHORTFALL_STEP_MW
-        or (not now_said[0]) != (not said[0])
-    ):
-        said = now_said
-        fields = {"shortfall_mw": shares.shortfall_mw, "silent": list(site.silent)}
-        actions.append(Audit(event="infeasible", fields=fields))
+    said, told = _shortfall_told(state.infeasible_said, shares, site, told=held is None)
+    actions.extend(told)
     actions.extend(floor_audits(state.runs, runs))
     runs, breaches = late_starters(runs, config, now_ns)
     actions.extend(breaches)
-    state = msgspec.structs.replace(state, window=window, runs=runs, infeasible_said=said)
+    state = msgspec.structs.replace(
+        state,
+        window=window,
+        rebound=under_way,
+        draws=(),
+        draw_before=rebound.draw_before(state),
+        runs=runs,
+        infeasible_said=said,
+    )
     first = CapsStep(0.0, {**unreached_caps(state, config, science, site), **caps}, parked=True)
     ahead = _steps_ahead(state, config, science, site, steps, first)
-    reason = f"limit {format_power(limit_mw)}"
+    reason = f"limit {format_power(limit_mw)}" if held is None else "rebound after a window"
     state, sent = dispatch(state, config, site, (first, *ahead), reason, now_ns)
     return state, actions + sent
+
+
+def _ended(state: State) -> list[Action]:
+    """What the audit is told when no limit binds any more."""
+    open_until_now = state.window is not None and not state.window.rebound
+    return [Audit(event="window", fields={"open": False})] if open_until_now else []
+
+
+def _shortfall_told(
+    said: tuple[int, tuple[str, ...]], shares: Shares, site: SiteView, *, told: bool
+) -> tuple[tuple[int, tuple[str, ...]], list[Action]]:
+    """What is missing now, and the audit's words for it where it has changed; with ``told`` False never any."""
+    short_mw = shares.shortfall_mw if told else 0
+    if not short_mw:
+        return (0, ()), [Audit(event="feasible", fields={})] if told and said[0] else []
+    if site.silent == said[1] and said[0] - SHORTFALL_STEP_MW <= short_mw <= said[0]:
+        return said, []
+    fields: dict[str, object] = {"shortfall_mw": short_mw, "silent": list(site.silent)}
+    return (short_mw, site.silent), [Audit(event="infeasible", fields=fields)]
 
 
 def _safe_caps(state: State, site: SiteView, shares: Shares) -> Caps:
@@ -231,11 +278,6 @@ def _uncommanded(view: RunView) -> RunView:
     return msgspec.structs.replace(
         view, sent_mw={}, target_cap_mw=None, expected_loss=None, floor_passed=False
     )
-
-
-def _binding(state: State, limit_mw: int) -> tuple[str, ...]:
-    """The ids of the limits that have a step of this very power: those that bind now."""
-    return tuple(limit.id for limit in state.limits if any(step.limit_mw == limit_mw for step in limit.steps))
 
 
 # ------------------------------------------------------------------------------------------------ what comes

@@ -221,6 +221,15 @@ def schedule(
     return _with_rest(steps, rest if rest and rest[-1].limit_mw is None else ())
 
 
+def binding_ids(limits: Iterable[Limit], now_unix_s: float, lead_s: float) -> tuple[str, ...]:
+    """The ids of the limits that bind: as low as the lowest of all that hold within the next ``lead_s``."""
+    known = tuple(limits)
+    lowest_mw = _lowest(known, now_unix_s, 0.0, lead_s)
+    if lowest_mw is None:
+        return ()
+    return tuple(limit.id for limit in known if _lowest((limit,), now_unix_s, 0.0, lead_s) == lowest_mw)
+
+
 def _with_rest(steps: list[ScheduleStep], rest: tuple[ScheduleStep, ...]) -> tuple[ScheduleStep, ...]:
     """Both together, without a step that says the same as the one before it."""
     last = steps[-1]
