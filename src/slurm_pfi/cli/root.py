@@ -17,13 +17,16 @@ _MODULES: Final = {
     "controller": "controller",
     "doctor": "doctor",
     "fit-predictor": "fit_predictor",
+    "job": "job",
     "jobs": "jobs",
     "limit": "limit",
     "off": "off",
+    "offer": "offer",
     "on": "off",
     "pfi": "pfi",
     "status": "status",
     "study": "study",
+    "what-if": "what_if",
     "top": "top",
 }
 """Which module has a command: it is imported when the command is used, so that nobody waits for what others need."""

@@ -133,10 +133,10 @@ class WhatIf(Frozen, frozen=True, kw_only=True):
     """The answer. Powers of the whole site in mW, losses as shares of the throughput of ``gpus`` GPUs in ``runs``.
 
     ``asked_less_mw``: the reduction of the uncapped draw that the target means, below zero where it is a limit above
-    it. ``binds`` is False where the site cannot reach the limit without caps. ``loss`` is None without a run. Where the
-    limit cannot be held, ``shortfall_mw`` is missing with every run as low as it may go (which the figures then show),
-    and ``least_limit_mw`` is the lowest that can be held; ``emergency_shortfall_mw``: what an emergency limit would
-    miss.
+    it. ``binds`` is False where the site cannot reach the limit without caps. ``loss`` is None without a run. A site of
+    nothing is not ``feasible``. Where the limit cannot be held, ``shortfall_mw`` is missing with every run as low as it
+    may go (which the figures then show), and ``least_limit_mw`` is the lowest that can be held;
+    ``emergency_shortfall_mw``: what an emergency limit would miss.
     """
 
     target: Target
@@ -238,7 +238,7 @@ def what_if(state: State, config: Config, science: Science, target: Target, now_
         uncapped_mw=total_mw,
         worst_mw=basis.worst_mw,
         binds=binds,
-        feasible=not missing_mw,
+        feasible=not missing_mw and basis.worst_mw > 0,
         shortfall_mw=missing_mw,
         least_limit_mw=limit_mw + shares.shortfall_mw
         if missing_mw
@@ -293,8 +293,8 @@ def look_at(state: State, config: Config, science: Science, now_ns: int) -> Basi
 
 def baseline(view: RunView) -> tuple[BaselineSource, int | None]:
     """Where a run's uncapped draw is known from, and what it is for one GPU; None where it is bounded."""
-    known = view.baseline
-    return ("seen", known.draw_mw) if known.seen and known.draw_mw is not None else ("bounded", None)
+    draw_mw = view.record.mean_draw_mw
+    return ("bounded", None) if draw_mw is None else (view.record.source, draw_mw)
 
 
 def _uncapped(

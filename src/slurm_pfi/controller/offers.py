@@ -83,7 +83,9 @@ class Steps(Frozen, frozen=True, kw_only=True):
 
 
 class Offer(Frozen, frozen=True, kw_only=True):
-    """The whole answer. ``most_mw``: the greatest reduction that floors allow, zero or less where there is none;
+    """The whole answer; without a run it has no ``levels``, whatever bounds of other draws would seem to give.
+
+    ``most_mw``: the greatest reduction that floors allow, zero or less where there is none;
     ``notice_s``: from an order to the reduction where its start was not announced, and ``ramp_s``: within which all
     caps are lowered."""
 
@@ -113,7 +115,7 @@ def offer(state: State, config: Config, science: Science, now_ns: int, now_unix_
     ends = [end_of(basis.state.runs[demand.run].job) for demand in lowest.shares.demands]
     levels = [
         _level(basis, lowest, curve, ends, total_mw - less_mw, now_unix_s)
-        for less_mw in level_steps(total_mw, total_mw - least_mw)
+        for less_mw in (level_steps(total_mw, total_mw - least_mw) if lowest.gpus.size else ())
     ]
     return Offer(
         uncapped=basis.uncapped,

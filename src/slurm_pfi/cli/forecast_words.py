@@ -1,0 +1,73 @@
+"""The words that ``what-if`` and ``offer`` share."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from ..units import format_power
+from .common import percent
+
+MOST_NAMES: Final = 8
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """A line of words within a terminal; what is indented stays indented."""
+    indent = " " * (len(line) - len(line.lstrip()) + (2 if line.startswith(" ") else 0))
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
+
+
+def estimate(value: dict[str, float] | None, digits: int = 1) -> str:
+    """``2.3 % (95 %: 1.1 to 3.8 %)``; ``?`` when unknown."""
+    if value is None:
+        return "?"
+    low, high = (round(100 * value[end], digits) + 0.0 for end in ("low", "high"))
+    return f"{percent(value['expected'], digits)} (95 %: {low:.{digits}f} to {high:.{digits}f} %)"
+
+
+def job_ids(runs: Sequence[str]) -> str:
+    """``cluster:12.0`` and the like as the first few job ids; a requeued job's with its restart."""
+    return beside([run.rpartition(":")[2].removesuffix(".0") for run in runs])
+
+
+def beside(words: Sequence[str]) -> str:
+    """The first few of many words."""
+    more = f" and {len(words) - MOST_NAMES} more" if len(words) > MOST_NAMES else ""
+    return ", ".join(words[:MOST_NAMES]) + more
+
+
+def standing_lines(standing: dict[str, Any]) -> Iterator[str]:
+    """What to know before one believes the figures; nothing on a site where all is as usual."""
+    if standing["simulated"]:
+        yield "SIMULATED GPUs: these are figures of a simulation, not of hardware."
+    if standing["off"]:
+        yield "OFF: no limit is enforced ('slurm-pfi on' ends this)."
+    elif not standing["enforces"]:
+        yield "Mode observe: a limit would be planned and reported, but no cap set."
+    if not standing["limits_known"]:
+        yield "LIMITS UNREADABLE: the last plans stay in force; see the controller's log."
+    if standing["window_mw"] is not None and not standing["off"]:
+        limit = format_power(standing["window_mw"])
+        yield f"A limit of {limit} holds now; this answer is for the site without it."
+    if standing["silent"]:
+        yield f"Counted at their worst, they do not answer or take no plan: {beside(standing['silent'])}."
+    if standing["unreached"]:
+        yield f"In no figure of loss, for no plan may cap their GPUs: jobs {job_ids(standing['unreached'])}."
+
+
+def uncapped_lines(uncapped: dict[str, int], total_mw: int) -> Iterator[str]:
+    """The uncapped draw and how much of it is known."""
+    at_most = sum(uncapped[part] for part in ("bounded_mw", "unread_mw", "silent_mw", "beside_mw"))
+    bound = f", of which {format_power(at_most)} is not measured but the most it can be" if at_most else ""
+    yield f"Uncapped draw {format_power(total_mw)}{bound}:"
+    for part, words in (
+        ("known_mw", "runs, by their baselines"),
+        ("bounded_mw", "runs never seen uncapped, at most"),
+        ("idle_mw", "GPUs without a run, as measured"),
+        ("unread_mw", "GPUs without a run whose draw is not known, at most"),
+        ("silent_mw", "nodes and GPUs that do not answer, at most"),
+        ("beside_mw", "declared beside the GPUs, at most"),
+    ):
+        if uncapped[part]:
+            yield f"  {format_power(uncapped[part]):>9}  {words}"
