@@ -5,8 +5,8 @@
         cluster.wait_job_state(job, "RUNNING")
 
 Started as root, jobs run as ``nobody``; started by anybody else, everything runs as that user. Needs Debian's packages
-slurmctld, slurmd, slurm-client, slurm-wlm-basic-plugins and munge; starts no system service. Accounting (sacct) needs a
-database and is not there; ended jobs stay readable by ``job_fields`` for ten minutes.
+slurmctld, slurmd, slurm-client, slurm-wlm-basic-plugins and munge; starts no system service. Accounting (sacct) is
+there with ``accounting=True`` alone; ended jobs stay readable by ``job_fields`` for ten minutes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import contextlib
 import os
 import pwd
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Final
 
+from . import accounting
 from .cluster_files import (
     REPO,
     SEARCH_PATH,
@@ -69,6 +71,7 @@ ENDED_STATES: Final = frozenset(
         "TIMEOUT",
     ]
 )
+_FIRST_AND_LAST: Final = ("mariadbd", "munged")  # in the order of their end
 _FIELD: Final = re.compile(r"(?:^|\s)([A-Z][A-Za-z_]*(?:[:/][A-Za-z_]+)*)=")
 
 
@@ -105,6 +108,7 @@ class Cluster:
         self.layout = Layout(Path())
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._ready = False
+        self.accounting_start_s: float | None = None
 
     # ------------------------------------------------------------------------------------------ start and stop
 
@@ -112,13 +116,18 @@ class Cluster:
         """Start all daemons and return when every node is idle. Raises ClusterError with the end of the logs."""
         for program in ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "sinfo", "scancel"):
             find_program(program)
+        for program in accounting.PROGRAMS if self.options.accounting else ():
+            find_program(program)
         parent = self.options.parent or Path(tempfile.gettempdir())
         self.layout = Layout(Path(tempfile.mkdtemp(prefix="pfi-", dir=parent)))
         Cluster.running.add(self)
         try:
             make_folders(self.layout, self.options)
             for attempt in range(1, START_TRIES + 1):
-                write_files(self.layout, self.options, find_ports(1 + self.options.nodes))
+                ports = find_ports(2 + self.options.nodes)
+                write_files(self.layout, self.options, ports[1:])
+                if self.options.accounting:
+                    accounting.write_files(self.layout, self.options, ports[0])
                 try:
                     self._start_daemons()
                     self._ready = True
@@ -136,6 +145,8 @@ class Cluster:
     def _start_daemons(self) -> None:
         if "munged" not in self._daemons:
             self._start_munged()
+        if self.options.accounting:
+            self._start_accounting()
         self.start_slurmctld()
         for node in self.options.node_names:
             self.start_slurmd(node)
@@ -148,6 +159,30 @@ class Cluster:
         arguments += [f"--socket={self.layout.munge_socket}", "--num-threads=2"]
         self._spawn("munged", ["munged", "--force", "--foreground", *arguments])
         wait_until(lambda: self._alive("munged") and self.layout.munge_socket.exists(), 10, "munged's socket")
+
+    def _start_accounting(self) -> None:
+        """The database, slurmdbd, and in them this cluster with an account and its users."""
+        begin = time.monotonic()
+        if "mariadbd" not in self._daemons:
+            accounting.make_database(self.layout, self.options)
+            command = accounting.database_command(self.layout)
+            self._spawn("mariadbd", command, account=accounting.database_account())
+            socket = accounting.database_socket(self.layout)
+            wait_until(lambda: self._alive("mariadbd") and socket.exists(), 20, "the database's socket")
+        env = accounting.database_env(self.layout)
+        self._spawn("slurmdbd", ["slurmdbd", "-D"], account=self.options.slurm_account, env=env)
+        asking = ["sacctmgr", "--noheader", "show", "cluster"]
+        try:
+            wait_until(
+                lambda: self._alive("slurmdbd") and self._run(asking, check=False).returncode == 0,
+                START_DEADLINE_S,
+                "slurmdbd answers",
+            )
+        except ClusterError as error:
+            raise ClusterError(f"{error}\n{self._log_tails()}") from error
+        for told in accounting.registration(self.options):
+            self._run(told)
+        self.accounting_start_s = time.monotonic() - begin
 
     def start_slurmctld(self) -> None:
         """Start slurmctld (again), with the state it had."""
@@ -202,8 +237,9 @@ class Cluster:
                 # A slurmctld that was killed forgets the jobs of its last seconds, and nobody else ends them.
                 self._kill(processes_naming(self.layout.root, below="slurmstepd"))
         self._end_daemons()
-        if "munged" in self._daemons:
-            self._end("munged", signal.SIGTERM)
+        for name in _FIRST_AND_LAST:
+            if name in self._daemons:
+                self._end(name, signal.SIGTERM)
         leftovers += self._end_leftovers()
         if not self.options.keep:
             shutil.rmtree(self.layout.root, ignore_errors=True)
@@ -276,7 +312,8 @@ class Cluster:
                 list(command),
                 input=stdin,
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
+                errors="surrogateescape",  # Slurm's tables cut users' texts anywhere
                 check=False,
                 timeout=timeout_s,
                 cwd=self.layout.out,
@@ -308,6 +345,19 @@ class Cluster:
     def squeue(self, *args: str) -> list[str]:
         """Lines of ``squeue -h`` as an admin."""
         return self._run(["squeue", "-h", *args]).stdout.splitlines()
+
+    def sacct(self, job: str, *fields: str) -> list[list[str]]:
+        """These fields of what the accounting has on ``job`` (an id, or N_M), uncut; one list for each of its runs.
+
+        Empty until slurmdbd knows the job. Whatever stands in a field, newlines too, stays inside it.
+        """
+        end = f"<{secrets.token_hex(8)}>"
+        form = ["--noheader", "--parsable", f"--delimiter={end}", f"--format={','.join(fields)}"]
+        shown = self._run(["sacct", "--allocations", "--duplicates", "--jobs", job, *form]).stdout
+        *cells, _ = shown.split(end)
+        width = len(fields)
+        rows = [cells[start : start + width] for start in range(0, len(cells), width)]
+        return [[row[0].removeprefix("\n"), *row[1:]] for row in rows]
 
     def job_fields(self, job_id: int) -> dict[str, str]:
         """The job's record, also after its end. Per-node lines (``-d``) lie under ``Nodes``, ``GRES`` (the last)."""
@@ -424,11 +474,11 @@ class Cluster:
             process.wait()
 
     def _end_daemons(self) -> None:
-        """slurmds and slurmctld; munged stays, they need it to the last."""
-        names = [name for name in self._daemons if name != "munged"]
+        """slurmds and slurmctld, then slurmdbd; munged and the database stay, they are needed to the last."""
+        names = [name for name in self._daemons if name not in (*_FIRST_AND_LAST, "slurmdbd")]
         for name in names:
             self._daemons[name].send_signal(signal.SIGTERM)
-        for name in names:
+        for name in [*names, *(["slurmdbd"] if "slurmdbd" in self._daemons else [])]:
             self._end(name, signal.SIGTERM)
             del self._daemons[name]
 

@@ -21,6 +21,7 @@ SEARCH_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/b
 NVIDIA_MAJOR: Final = 195  # the kernel's number for NVIDIA's character devices
 MAX_SOCKET_PATH: Final = 100  # below the 108 bytes of sun_path
 PACKAGES: Final = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libslurm-dev gcc make"
+ACCOUNTING_PACKAGES: Final = "slurmdbd mariadb-server"
 
 
 class ClusterError(RuntimeError):
@@ -43,7 +44,8 @@ class ClusterOptions:
     number is free; a node not named there has ``gpus_per_node`` GPUs with minor = position. ``job_env`` reaches every
     batch script and task (``%n`` is replaced by the node's name), ``slurmd_env`` slurmd and its hooks,
     ``client_env`` the commands of the submitting user. ``prolog``/``epilog``: None takes the project's own hooks,
-    ``hooks=False`` none at all. ``conf`` is added to slurm.conf as it is.
+    ``hooks=False`` none at all. ``conf`` is added to slurm.conf as it is. ``accounting`` adds slurmdbd and its
+    database.
     """
 
     nodes: int = 4
@@ -58,6 +60,7 @@ class ClusterOptions:
     plugin: bool = True
     plugstack: str | None = None
     conf: Sequence[str] = ()
+    accounting: bool = False
     job_env: Mapping[str, str] = field(default_factory=dict)
     slurmd_env: Mapping[str, str] = field(default_factory=dict)
     client_env: Mapping[str, str] = field(default_factory=dict)
@@ -122,6 +125,11 @@ class Layout:
         return self.root / "run" / "munge.sock"
 
     @property
+    def database(self) -> Path:
+        """The accounting's database, when there is one."""
+        return self.root / "db"
+
+    @property
     def hooks(self) -> Path:
         return self.root / "hooks"
 
@@ -148,7 +156,7 @@ def find_program(name: str) -> str:
     if path is None:
         raise ClusterError(
             f"{name} is not installed. On Debian or Ubuntu run as root: "
-            f"apt-get install --no-install-recommends {PACKAGES}"
+            f"apt-get install --no-install-recommends {PACKAGES} {ACCOUNTING_PACKAGES}"
         )
     return path
 
