@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -63,7 +63,7 @@ class SiteOptions:
     cap goes as soon as its limit ends, unless ``times`` has a ``rebound_s``.
 
     ``admin_limits`` gives watts by node and gres position that an admin had set before any agent starts;
-    ``agentless`` names nodes whose agent is not started.
+    ``agentless`` names nodes whose agent is not started; ``accounting`` is the cluster's.
     """
 
     nodes: int = 4
@@ -76,6 +76,7 @@ class SiteOptions:
     times: Mapping[str, Any] = field(default_factory=dict)
     admin_limits: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     agentless: tuple[str, ...] = ()
+    accounting: bool = False
     keep: bool = False
 
 
@@ -167,6 +168,7 @@ class Site(Daemons):
                 gres=gres,
                 job_env=job_env,
                 slurm_user=options.slurm_user,
+                accounting=options.accounting,
                 parent=self.root,
                 keep=options.keep,
             )
@@ -337,8 +339,12 @@ class Site(Daemons):
         partition: str = "main",
         where: str | None = None,
         seconds: float | None = None,
+        more: Sequence[str] = (),
     ) -> int:
-        """Submit a simulated training job of ``gpus`` GPUs a node, as an ordinary user; returns the job id."""
+        """Submit a simulated training job of ``gpus`` GPUs a node, as an ordinary user; returns the job id.
+
+        ``more`` are further words for sbatch.
+        """
         length = "" if seconds is None else f" --seconds {seconds:g}"
         log = f"{self.root}/out/$SLURM_JOB_ID.jsonl"
         command = f'{self._job.command} --workload "{workload}" --log {log}{length}'
@@ -353,7 +359,7 @@ class Site(Daemons):
             arguments.append(f"--power-flex={flex}")
         if where is not None:
             arguments.append(f"--nodelist={where}")
-        return self.cluster.sbatch(f"#!/bin/sh\n{command}\n", *arguments)
+        return self.cluster.sbatch(f"#!/bin/sh\n{command}\n", *arguments, *more)
 
     def wait_training(self, *jobs: int, timeout_s: float = 30.0) -> None:
         """Wait until each of these jobs has made tokens."""
