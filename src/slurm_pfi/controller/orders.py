@@ -15,11 +15,11 @@ from ..bus.unix import Peer
 from ..model import LimitClass, LimitStep
 from ..store.limits import LimitError, ScheduleStep
 from ..store.sealed import UnreadableError
-from ..units import format_power
+from ..units import MW_PER_W, format_power
 from .answers import ANSWERS, Answers
 from .budget import look
 from .forecast_orders import FORECASTS, Forecasts
-from .shares import candidates, share
+from .shares import Shares, candidates, share
 from .state import LimitsChanged
 from .views import limit_view, site_view
 from .window_report import COMMANDS as REPORTS
@@ -149,38 +149,58 @@ class Orders:
         control.take(LimitsChanged(limits=control.limits.limits))
         message = (
             f"limit {limit.id} revision {limit.revision}: {format_power(order.limit_mw)} ({limit.class_})\n"
-            f"{self._meaning(order)}"
+            f"{self._meaning(order, now_s)}"
         )
         return Reply(ok=True, message=message, data=limit_view(limit))
 
-    def _meaning(self, order: LimitOrder) -> str:
+    def _meaning(self, order: LimitOrder, now_s: float) -> str:
         """What this limit alone asks of the site as it is now."""
         control = self._controller
-        state, config = control.state, control.config
+        state, config, science = control.state, control.config, control.core.science
         if state.off:
             return "nothing is enforced: 'slurm-pfi off' was said; 'slurm-pfi on' ends that"
+        ahead = order.start_unix_s is not None and order.start_unix_s > now_s
         site = look(state, config, time.monotonic_ns())
         worst_mw = site.uncapped_mw + site.fixed_mw
         if order.limit_mw >= worst_mw:
-            return f"it binds nothing: the site draws at most {format_power(worst_mw)} without caps"
-        emergency_mw = order.limit_mw if order.class_ == "emergency" else None
-        step = ScheduleStep(starts_in_s=0.0, limit_mw=order.limit_mw, emergency_mw=emergency_mw)
-        asking = candidates(state, config, control.core.science, site)
-        knowledge = control.core.science.knowledge(state)
-        shares = share(asking, config.policy.name, site, step, knowledge)
+            binds = "it would bind nothing" if ahead else "it binds nothing"
+            return f"{binds}: the site as it is now draws at most {format_power(worst_mw)} without caps"
+        asking = candidates(state, config, science, site)
+
+        def shares(*, emergency: bool) -> Shares:
+            step = ScheduleStep(0.0, order.limit_mw, order.limit_mw if emergency else None)
+            return share(asking, config.policy.name, site, step, science.knowledge(state))
+
+        emergency = order.class_ == "emergency"
+        found = shares(emergency=emergency)
         silent = f"; counted at their worst, not answering: {', '.join(site.silent)}" if site.silent else ""
-        if shares.shortfall_mw:
-            how = "at its floor" if emergency_mw is None else "as low as it goes"
-            return f"it CANNOT be held now: {format_power(shares.shortfall_mw)} short, with every run {how}{silent}"
-        caps = zip(shares.demands, shares.allocation.caps_mw, strict=True)
+        if found.shortfall_mw:
+            when = "at its start, as the site is now:\n" if ahead else "now: "
+            how = "as low as it goes" if emergency else "at its floor"
+            short = f"{format_power(found.shortfall_mw)} short, with every run {how}{silent}"
+            return f"it CANNOT be held {when}{short}\n{self._way_out(order, shares(emergency=True))}"
+        caps = zip(found.demands, found.allocation.caps_mw, strict=True)
         written = (
             "" if any(node.mode == "enforce" for node in state.nodes.values()) else "; observe: none is set"
         )
         past = sum(1 for demand, cap_mw in caps if cap_mw < demand.floor_mw)
         floors = f"; {past} runs pass their floor" if past else ""
+        when = "at its start, as the site is now:\n" if ahead else ""
         return (
-            f"all GPU caps together: {format_power(order.limit_mw - site.fixed_mw)}, "
+            f"{when}all GPU caps together: {format_power(order.limit_mw - site.fixed_mw)}, "
             f"without a limit {format_power(site.uncapped_mw)}{floors}{written}{silent}"
+        )
+
+    def _way_out(self, order: LimitOrder, emergency: Shares) -> str:
+        """What to do about a limit that cannot be held."""
+        limit = f"{order.limit_mw / MW_PER_W:.10g}W"
+        if order.class_ == "emergency":
+            return f"'slurm-pfi what-if {limit} --emergency' shows the lowest limit that can be"
+        if emergency.shortfall_mw:
+            return f"'slurm-pfi what-if {limit}' shows the lowest limit that can be"
+        return (
+            "with --emergency, which passes floors, it could be held:\n"
+            f"'slurm-pfi what-if {limit} --emergency' shows at whose cost"
         )
 
     def _limit_clear(self, args: dict[str, Any], peer: Peer) -> Reply:
