@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import textwrap
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import click
 
@@ -36,15 +37,17 @@ def job(context: click.Context, job_id: str, as_json: bool) -> None:
     if as_json:
         print_json(told)
         return
-    out = console()
-    width = min(out.width, WIDEST)
-    for line in title(told):
-        _print(line, width, "")
+    for line in told_lines(told, min(console().width, WIDEST)):
+        click.echo(line)
+
+
+def told_lines(told: Mapping[str, Any], width: int) -> list[str]:
+    """All that is said of a run, in lines of ``width`` columns; a longer word stays whole."""
+    lines = [part for line in title(told) for part in _wrapped(line, width, "")]
     for section in sections(told):
-        click.echo()
-        click.secho(section.name, bold=True)
-        for line in section.lines:
-            _print(line, width, "  ")
+        lines += ["", section.name]
+        lines += [part for line in section.lines for part in _wrapped(line, width, "  ")]
+    return lines
 
 
 def parse_job(text: str) -> dict[str, int]:
@@ -66,14 +69,14 @@ def parse_job(text: str) -> dict[str, int]:
     return found
 
 
-def _print(line: str, width: int, indent: str) -> None:
-    """One line, wrapped where it is too long, but never between a figure and its unit."""
-    for part in textwrap.wrap(
+def _wrapped(line: str, width: int, indent: str) -> list[str]:
+    """One line, broken where it is too long, but never between a figure and its unit."""
+    parts = textwrap.wrap(
         _WITH_UNIT.sub(_TIED, line),
         width,
         initial_indent=indent,
         subsequent_indent=indent + " " * (10 if _CLOCK.match(line) else 2),
         break_long_words=False,
         break_on_hyphens=False,
-    ) or [""]:
-        click.echo(part.replace(_TIED, " "))
+    )
+    return [part.replace(_TIED, " ") for part in parts]

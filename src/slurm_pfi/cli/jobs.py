@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import click
@@ -55,7 +55,7 @@ def job_text(run: _RunRow) -> str:
 
 def state_text(run: _RunRow) -> str:
     """The state in words."""
-    if run.get("ended_unix_s") is not None:
+    if _ended(run):
         return f"ended {format_duration(max(0.0, time.time() - run['ended_unix_s']))} ago"
     state = "running" if run["state"] == "admitted" else str(run["state"])
     return f"{state}, past floor" if run["floor_passed"] else state
@@ -63,7 +63,7 @@ def state_text(run: _RunRow) -> str:
 
 def short_state(run: _RunRow) -> str:
     """The same in a word or two."""
-    if run.get("ended_unix_s") is not None:
+    if _ended(run):
         return "ended"
     return "past floor" if run["floor_passed"] else state_text(run).split()[0]
 
@@ -72,6 +72,20 @@ def flex_text(run: _RunRow) -> str:
     """What was asked and what the site made of it, where that differs."""
     flex = run["flex"] or "?"
     return f"{run['user_flex']} -> {flex}" if run["user_flex"] and run["user_flex"] != flex else flex
+
+
+def loss_text(run: _RunRow) -> str:
+    """The loss of throughput now; of a run that ended, over all its time."""
+    return percent(run["cost"]["loss"] if _ended(run) and "cost" in run else run["loss"])
+
+
+def _ended(run: _RunRow) -> bool:
+    return run.get("ended_unix_s") is not None
+
+
+def _while_running(cell: Callable[[Any], str]) -> Callable[[Any], str]:
+    """What only a run that is there has."""
+    return lambda run: "-" if _ended(run) else cell(run)
 
 
 def draw_text(run: _RunRow) -> str:
@@ -96,9 +110,9 @@ COLUMNS: Final = (
     Column("NODES", lambda run: folded(run["nodes"]), clip=6, drop=4),
     Column("GPUS", lambda run: str(run["gpus"]), side="right", drop=5),
     Column("FLEX", flex_text, side="right", short=lambda run: run["flex"] or "?"),
-    Column("CAP", lambda run: format_power(run["cap_mw"]), side="right"),
-    Column("FLOOR", _floor, side="right", drop=2),
-    Column("DRAW", draw_text, side="right"),
-    Column("RATE", _rate, side="right", drop=3),
-    Column("LOSS", lambda run: percent(run["loss"]), side="right"),
+    Column("CAP", _while_running(lambda run: format_power(run["cap_mw"])), side="right"),
+    Column("FLOOR", _while_running(_floor), side="right", drop=2),
+    Column("DRAW", _while_running(draw_text), side="right"),
+    Column("RATE", _while_running(_rate), side="right", drop=3),
+    Column("LOSS", loss_text, side="right"),
 )
