@@ -2,7 +2,7 @@
 
 The limit that ended is followed by one of our own, which rises to what the site drew before the window, or to the
 demand of its contract, and holds for ``times.rebound_s``. Caps are shared below it as below any other, so their sum
-bounds the draw whatever starts; only no run is taken below what the window left it.
+bounds the draw whatever starts; only no run is taken below what the window left it, nor the site below its limit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Hold:
     """A rebound as one cycle sees it.
 
     ``limit_mw``: what the site may draw now; ``before_mw``: what it may come back to, None if unknown; ``least_mw``:
-    what the window left it, which nobody is denied. ``asking``: who asks, with the caps that it left them as floors.
+    what the window left it, which it may draw at once. ``asking``: who asks, with the caps that it left them as floors.
     """
 
     rebound: Rebound
@@ -146,7 +146,7 @@ def _begin(
         from_mw = site.fixed_mw + site.constant_mw
         from_mw += sum(_reported_mw(gpu) for gpu in site.gpus.values() if gpu.commandable)
     else:
-        from_mw = state.window.committed_mw + site.fixed_mw
+        from_mw = max(state.window.committed_mw + site.fixed_mw, state.window.limit_mw)
     rebound_s, ramp_w_per_s = config.times.rebound_s, config.policy.ramp_up_w_per_s
     held_ns = 0 if before_mw is None else round(rebound_s * NS_PER_S)
     release_s = quick_s(config) if ramp_w_per_s is None else rebound_s

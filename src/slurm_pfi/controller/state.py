@@ -92,7 +92,7 @@ class WindowView(Frozen, frozen=True, kw_only=True):
     """The window that is open, or the rebound after it (``rebound``), as the last cycle saw it.
 
     ``limit_ids``: the limits that bind now, none in a rebound. ``until_ns``: until when a rebound holds the site at
-    ``rebound_mw``, what it drew before or the contract's demand; both None in a window, the latter also when unknown.
+    ``rebound_mw``, what it drew before or its contract's demand; both None in a window, the latter also when unknown.
     """
 
     limit_mw: int
@@ -117,8 +117,8 @@ class DrawSample(Frozen, frozen=True, kw_only=True):
 class Rebound(Frozen, frozen=True, kw_only=True):
     """The time after a window, in which caps rise slowly and the site makes no new peak.
 
-    The synthetic limit rises by ``rise_mw_per_s`` from ``from_mw``, what caps allowed as the window ended, up to the
-    draw before it, is that until ``until_ns``, and then goes on until nothing is held, at ``ends_ns`` at the latest.
+    The synthetic limit rises by ``rise_mw_per_s`` from ``from_mw``, the limit that ended or what caps took more, up to
+    the draw before it, is that until ``until_ns``, and goes on until nothing is held, at ``ends_ns`` at the latest.
     ``commanded_mw``: the part of ``from_mw`` that was ours to give. ``caps_mw``: the cap per GPU that each run had at
     the end; the rebound takes no run below it. ``told``: what the audit has of it (site, mW): where it rises to, and
     the least that it allows.
