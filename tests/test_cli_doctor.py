@@ -19,7 +19,13 @@ from slurm_pfi.cli.checks.everything import CHECKS, gather, run_checks
 from slurm_pfi.cli.checks.finding import Finding
 from slurm_pfi.cli.checks.hooks import hook_findings, plugin_finding, timeout_finding
 from slurm_pfi.cli.checks.risks import gpu_orders, site_risks
-from slurm_pfi.cli.checks.slurm import compare_nodes, compare_running, nodes_shown, version_finding
+from slurm_pfi.cli.checks.slurm import (
+    accounting_finding,
+    compare_nodes,
+    compare_running,
+    nodes_shown,
+    version_finding,
+)
 from slurm_pfi.cli.checks.slurmconf import gpu_count, parse_show_config, parse_slurm_conf
 from slurm_pfi.cli.root import main
 from slurm_pfi.config import SlurmSection, load_config
@@ -176,6 +182,25 @@ def test_settings_that_run_and_settings_that_are_written() -> None:
     assert finding.outcome == "warn"
     assert "Epilog=/new/epilog is written" in finding.found
     assert "scontrol reconfigure" in finding.todo
+
+
+@pytest.mark.parametrize(
+    ("shown", "outcome", "part"),
+    [
+        ("AccountingStorageType   = accounting_storage/slurmdbd\n", "ok", "sacct -o admincomment"),
+        (
+            "AccountingStorageType   = accounting_storage/none\nMinJobAge               = 300 sec\n",
+            "ok",
+            "a tag is gone 300 sec after its job's end",
+        ),
+        ("AccountingStorageType = (null)\n", "ok", "a tag is gone some time after"),  # as newer Slurm says it
+        ("", "unseen", "does not say"),
+    ],
+)
+def test_whether_the_accounting_keeps_tags(shown: str, outcome: str, part: str) -> None:
+    finding = accounting_finding(parse_show_config(shown))
+    assert finding.outcome == outcome
+    assert part in finding.found
 
 
 def test_nodes_as_scontrol_shows_them() -> None:

@@ -85,8 +85,11 @@ def slurmctld(facts: Facts) -> Iterator[Finding]:
     if isinstance(shown, str) or shown.exit_code != 0:
         why = shown if isinstance(shown, str) else shown.error
         yield Finding("running config", "unseen", f"slurmctld's settings cannot be read: {why}")
-    elif facts.slurm is not None:
-        yield from compare_running(facts.slurm, parse_show_config(shown.out))
+        return
+    running = parse_show_config(shown.out)
+    if facts.slurm is not None:
+        yield from compare_running(facts.slurm, running)
+    yield accounting_finding(running)
 
 
 def compare_running(file: SlurmConf, running: SlurmConf) -> Iterator[Finding]:
@@ -104,6 +107,21 @@ def compare_running(file: SlurmConf, running: SlurmConf) -> Iterator[Finding]:
         yield Finding("running config", "warn", "; ".join(differ), todo)
     else:
         yield Finding("running config", "ok", "slurmctld runs with what slurm.conf says")
+
+
+def accounting_finding(running: SlurmConf) -> Finding:
+    """Whether tags outlive Slurm's memory of a job. slurmdbd always stores AdminComment; that needs no StoreFlags."""
+    given = running.values.get("accountingstoragetype")
+    if given is None:
+        return Finding("accounting", "unseen", "slurmctld does not say its AccountingStorageType")
+    if given[-1].removeprefix("accounting_storage/") not in ("", "none"):
+        return Finding("accounting", "ok", f"{given[-1]} keeps each job's last tag: sacct -o admincomment")
+    age = running.value("MinJobAge", "some time")
+    return Finding(
+        "accounting",
+        "ok",
+        f"no AccountingStorageType: a tag is gone {age} after its job's end; slurm-pfi's history has the figures",
+    )
 
 
 def users(facts: Facts) -> Iterator[Finding]:
