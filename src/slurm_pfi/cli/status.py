@@ -89,7 +89,9 @@ def limit_lines(window: Mapping[str, Any]) -> list[str]:
     opened, ends_in_s = format_duration(window["open_s"]), window.get("ends_in_s")
     if window.get("rebound"):
         ends = "" if ends_in_s is None else f", done in {format_duration(max(0.0, ends_in_s))} at the latest"
-        return [f"the window has ended, power is given back: {format_power(window['limit_mw'])} now{ends}"]
+        before_mw = window.get("rebound_mw")
+        of = "" if before_mw is None else f" of at most {format_power(max(before_mw, window['limit_mw']))}"
+        return [f"after a window, caps rise slowly: {format_power(window['limit_mw'])} now{of}{ends}"]
     class_ = f"{window['class']}, " if window.get("class") else ""
     limit = f"limit {format_power(window['limit_mw'])} ({class_}{names_text(window['limit_ids'])})"
     ends = "its end is not known" if ends_in_s is None else f"ends in {format_duration(max(0.0, ends_in_s))}"

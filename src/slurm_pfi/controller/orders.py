@@ -125,7 +125,7 @@ class Orders:
             "known": state.limits_known,
             "limits": [limit_view(limit) for limit in state.limits],
             "binding": None
-            if window is None
+            if window is None or window.rebound
             else {"limit_mw": window.limit_mw, "ids": list(window.limit_ids)},
         }
         return Reply(ok=True, data=data)

@@ -27,6 +27,7 @@ from ..store.switch import OffSwitch
 from ..units import watts_to_mw
 from .answers import summary_with
 from .core import Core
+from .dispatch import latest_release_s
 from .knowledge import Knowledge, learn_runs
 from .nodes import ConfigNodesError, cannot_leave, declared_nodes, with_nodes
 from .orders import Orders
@@ -174,6 +175,8 @@ class Controller:
             "unmanaged_mw": watts_to_mw(policy.unmanaged_w),
             "reserve_mw": watts_to_mw(policy.reserve_w),
             "response_s": self.config.times.response_s,
+            "rebound_s": self.config.times.rebound_s,
+            "release_s": latest_release_s(self.config),
         }
         self.audit.write("site", fields)
 

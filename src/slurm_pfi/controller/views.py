@@ -44,6 +44,7 @@ def site_view(state: State, config: Config, now_ns: int, now_unix_s: float | Non
             "silent": list(window.silent),
             "open_s": (now_ns - window.opened_ns) / NS_PER_S,
             "rebound": window.rebound,
+            "rebound_mw": window.rebound_mw,
             **_until(state, config, site, now_ns, now_unix_s),
         },
         "draw": {

@@ -123,11 +123,12 @@ def controller(facts: Facts) -> Iterator[Finding]:
 def _window(data: dict[str, Any]) -> str:
     if data["off"]:
         return "OFF: nothing is enforced"
-    return (
-        "no window"
-        if data["window"] is None
-        else f"window open for {format_duration(data['window']['open_s'])}"
-    )
+    window = data["window"]
+    if window is None:
+        return "no window"
+    if window.get("rebound"):
+        return "caps rise slowly after a window"
+    return f"window open for {format_duration(window['open_s'])}"
 
 
 def _ask(path: Path) -> tuple[dict[str, Any], int] | str:
