@@ -21,6 +21,7 @@ from .site_rows import (
     cap_events,
     limit_event,
     phase_of,
+    promise_events,
     run_facts,
     run_sample,
     site_sample,
@@ -127,6 +128,7 @@ class Recorder:
         elif self._open is not None:
             rows += self._close(state, now_ns, now_unix_s)
         rows += cap_events(self._runs, state, config.policy.name, self._told_caps, now_ns, now_unix_s)
+        rows += promise_events(self._runs, state, now_unix_s)
         rows += self._ended(state, config, now_ns, now_unix_s)
         if now_ns >= self._next_sample_ns:
             self._next_sample_ns = max(

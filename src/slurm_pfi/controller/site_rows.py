@@ -91,14 +91,12 @@ def window_row(
     """The window as it opens."""
     modes = {node.mode for node in state.nodes.values()}
     mode: Literal["observe", "enforce", "mixed"] = modes.pop() if len(modes) == 1 else "mixed"
-    binding = [limit.class_ for limit in state.limits if limit.id in window.limit_ids]
-    class_: LimitClass = "emergency" if "emergency" in binding else "economic"
     return WindowRow(
         id=window_id,
         cluster=config.cluster,
         opened_unix_s=opened_unix_s,
         policy=config.policy.name,
-        class_=class_,
+        class_=limit_class(window, state),
         mode=mode,
         limit_mw=window.limit_mw,
         limit_ids=window.limit_ids,
@@ -201,7 +199,8 @@ def cap_events(
         if known_mw is not None and abs(cap_mw - known_mw) <= TOLD_STEP * known_mw:
             continue
         told[run] = cap_mw
-        came = "" if known_mw is None else f" from {format_power(known_mw)}"
+        from_mw = _prior_mw(view, state) if known_mw is None else known_mw
+        came = "" if from_mw is None else f" from {format_power(from_mw)}"
         text = (
             f"capped{came} to {format_power(cap_mw)} a GPU (floor {format_power(view.floor_mw)}): "
             f"{_why(state)}, policy {policy}"
@@ -216,7 +215,34 @@ def _why(state: State) -> str:
         return "no window"
     if window.rebound:
         return "slow release after the window"
-    return f"limit {', '.join(window.limit_ids)} of {format_power(window.limit_mw)}"
+    return (
+        f"{limit_class(window, state)} limit {', '.join(window.limit_ids)} of {format_power(window.limit_mw)}"
+    )
+
+
+def limit_class(window: WindowView, state: State) -> LimitClass:
+    """Emergency if one of the limits that bind is."""
+    binding = [limit.class_ for limit in state.limits if limit.id in window.limit_ids]
+    return "emergency" if "emergency" in binding else "economic"
+
+
+def _prior_mw(view: RunView, state: State) -> int | None:
+    """The highest limit that one of its GPUs had before us."""
+    return max((gpu.prior_mw for gpu in run_gpus(view, state.nodes) if gpu.prior_mw), default=None)
+
+
+def promise_events(before: Mapping[Run, RunView], state: State, now_unix_s: float) -> list[EventRow]:
+    """Runs that began inside a window and wait for power, and those whose floor an emergency has left again."""
+    found: list[EventRow] = []
+    for run, view in state.runs.items():
+        old = before.get(run)
+        if view.phase == "waiting" and (old is None or old.phase != "waiting"):
+            text = "began inside a window: held at the park cap until there is power for its floor"
+            found.append(EventRow(unix_s=now_unix_s, run=str(run), kind="waiting", text=text))
+        if old is not None and old.floor_passed and not view.floor_passed:
+            text = f"the emergency is over for it: its floor of {format_power(view.floor_mw)} holds again"
+            found.append(EventRow(unix_s=now_unix_s, run=str(run), kind="floor_kept", text=text))
+    return found
 
 
 def limit_event(window: WindowView, window_id: int, now_unix_s: float, *, first: bool) -> EventRow:
