@@ -49,7 +49,7 @@ from .state import (
     State,
     TagWritten,
 )
-from .tags import due_tags, tag_written
+from .tags import due_tags, due_with_limits, tag_written
 
 RETRY_READ_S = 5.0  # Slurm could not be asked about a run: ask again after this long
 READ_FOREVER_S = 60.0  # a run that Slurm contradicts is asked about again this often
@@ -84,8 +84,10 @@ class Core:
         if not self._settled(state, now_ns):
             return state, actions
         state = msgspec.structs.replace(state, planned=True)
+        before = state
         state, planned = plan_cycle(state, self.config, self.science, now_ns, event.now_unix_s)
         actions.extend(planned)
+        state = due_with_limits(before, state, now_ns)
         state, tags = due_tags(state, self.config, self.science, now_ns, event.now_unix_s)
         actions.extend(tags)
         state, learn = due_learning(state, self.config, self.science, now_ns)

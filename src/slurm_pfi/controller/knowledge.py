@@ -15,7 +15,7 @@ from ..elasticity.curve import CurveError, FloatArray, IntArray
 from ..elasticity.evidence import RunEvidence, pool_kin
 from ..elasticity.floors import upper_losses
 from ..elasticity.index import Pfi
-from ..elasticity.learned import learned_pfi
+from ..elasticity.learned import learned_pfi, loss_at
 from ..elasticity.learner import learn
 from ..elasticity.names import gpu_key
 from ..elasticity.posterior import Posterior
@@ -50,6 +50,7 @@ class Knowledge:
     strangers: Mapping[str, int]
     evidence: tuple[RunEvidence, ...]
     _cuts: OrderedDict[tuple[bytes, ...], Certified] = field(init=False, default_factory=OrderedDict)
+    _pfis: dict[tuple[Run, str, int, tuple[float, ...]], Pfi | None] = field(init=False, default_factory=dict)
 
     def row(self, run: Run, gpu_model: str) -> int:
         """Where to look for this run."""
@@ -74,12 +75,9 @@ class Knowledge:
         return float(mean[0]), float(sd[0])
 
     def _losses(self, rows: IntArray, reductions: Sequence[float]) -> tuple[FloatArray, FloatArray]:
-        x = np.clip(np.asarray(reductions, dtype=np.float64), 0.0, 1.0) * (GRID.size - 1)
-        low = np.minimum(x.astype(np.intp), GRID.size - 2)
-        share = x - low
-        mean = self.mean[rows, low] * (1 - share) + self.mean[rows, low + 1] * share
-        sd = self.sd[rows, low] * (1 - share) + self.sd[rows, low + 1] * share
-        return np.where(x > 0, np.clip(mean, 0.0, 1.0), 0.0), np.where(x > 0, sd, 0.0)
+        x = np.asarray(reductions, dtype=np.float64)
+        mean, sd = loss_at((self.mean[rows], self.sd[rows]), np.clip(x, 0.0, 1.0))
+        return np.where(x > 0, mean, 0.0), np.where(x > 0, sd, 0.0)
 
     def greatest_reduction(self, run: Run, gpu_model: str, max_loss: float) -> float:
         """The largest reduction (0..1) whose loss stays within ``max_loss`` (0..1) as a floor promises it."""
@@ -95,19 +93,21 @@ class Knowledge:
 
     def pfi(self, run: Run, gpu_model: str, draw_mw: int, grid_w: tuple[float, ...]) -> Pfi | None:
         """The run's PFI on a grid of caps (W), with its interval; None where the grid costs it nothing."""
-        row = self.row(run, gpu_model)
-        measured = self.is_learned(run)
-        try:
-            return learned_pfi(
-                self.sharing,
-                row,
-                grid_w,
-                draw_mw / 1000,
-                gpu_model=gpu_model if measured else "",
-                source="measured" if measured else "default",
-            )
-        except CurveError:
-            return None
+        key = (run, gpu_model, draw_mw, grid_w)
+        if key not in self._pfis:
+            measured = self.is_learned(run)
+            try:
+                self._pfis[key] = learned_pfi(
+                    self.sharing,
+                    self.row(run, gpu_model),
+                    grid_w,
+                    draw_mw / 1000,
+                    gpu_model=gpu_model if measured else "",
+                    source="measured" if measured else "default",
+                )
+            except CurveError:
+                self._pfis[key] = None
+        return self._pfis[key]
 
     def indices(
         self, asked: Sequence[Asked], draw_mw: Sequence[int], grid_w: Sequence[float]

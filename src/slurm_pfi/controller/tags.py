@@ -22,6 +22,9 @@ RETRY_S: Final = 5.0
 MOST_TOLD: Final = 10_000
 """A PFI that has no place in a tag says as little as none."""
 
+MOST_A_CYCLE: Final = 20
+"""An interval takes a millisecond to work out, and no more tags than that are written in a second."""
+
 LEAST_CHANGE_PFI: Final = 0.05
 LEAST_CHANGE_LOSS: Final = 0.005
 """A tag of a run that nothing caps is written anew only for so much: 5,000 jobs have one each."""
@@ -36,14 +39,18 @@ def due_tags(
     actions: list[Action] = []
     runs = dict(state.runs)
     refresh_ns = round(config.times.tag_refresh_s * NS_PER_S)
-    for run, view in state.runs.items():
-        if view.job is None or view.flex is None or view.phase not in ("admitted", "waiting"):
-            continue
-        if view.tag_due_ns is None or view.tag_due_ns > now_ns:
-            continue
+    due = sorted(
+        (view.tag_due_ns, run)
+        for run, view in state.runs.items()
+        if view.tag_due_ns is not None and view.tag_due_ns <= now_ns and _has_tag(view)
+    )
+    for _, run in due[:MOST_A_CYCLE]:
+        view = state.runs[run]
         after = msgspec.structs.replace(view, tag_due_ns=now_ns + refresh_ns)
         tag = tag_of(view, state, config, science, now_unix_s)
-        if view.record.capped_since_ns is not None or _says_more(tag, view.tag_said):
+        if view.job is not None and (
+            view.record.capped_since_ns is not None or _says_more(tag, view.tag_said)
+        ):
             text = format_tag(tag)
             actions.append(WriteTag(run=run, job=view.job, tag=tag))
             after = msgspec.structs.replace(after, tag_text=text, tag_said=text)
@@ -51,12 +58,22 @@ def due_tags(
     return msgspec.structs.replace(state, runs=runs), actions
 
 
-def due_at_once(before: RunView, after: RunView, now_ns: int) -> RunView:
-    """A run whose cap a limit moved, or that was given back, gets its tag anew, if it has one already."""
-    moved = (before.target_cap_mw is None) != (after.target_cap_mw is None)
-    if not moved or not after.tag_said or after.tag_due_ns is None:
+def _has_tag(view: RunView) -> bool:
+    return view.job is not None and view.flex is not None and view.phase in ("admitted", "waiting")
+
+
+def due_with_limits(before: State, after: State, now_ns: int) -> State:
+    """When the limit changes, runs whose cap it moved get their tag anew, if they have one already."""
+    limits = [None if state.window is None else state.window.limit_mw for state in (before, after)]
+    if limits[0] == limits[1]:
         return after
-    return msgspec.structs.replace(after, tag_due_ns=now_ns)
+    runs = {
+        run: msgspec.structs.replace(view, tag_due_ns=now_ns)
+        if view.tag_said and run in before.runs and view.target_cap_mw != before.runs[run].target_cap_mw
+        else view
+        for run, view in after.runs.items()
+    }
+    return msgspec.structs.replace(after, runs=runs)
 
 
 def _says_more(tag: Tag, said: str) -> bool:

@@ -1,0 +1,83 @@
+"""When to learn from the runs again, and from what. Pure; the learning itself happens outside the core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from ..config import Config
+from ..elasticity.evidence import RunEvidence
+from ..model import Run
+from ..slurm.backend import JobInfo
+from .knowledge import Knowledge
+from .ledger import NS_PER_S
+from .measured import evidence
+from .runs import run_gpus
+from .science import Science
+from .state import Action, CurvesLearned, LearnCurves, RunView, State
+
+NAMELESS: Final = frozenset(
+    {"", "bash", "sh", "wrap", "interactive", "python", "python3", "srun", "test", "job"}
+)
+"""Job names that tell nothing of the work: two such jobs have nothing in common."""
+
+Found = tuple[tuple[Run, RunEvidence], ...]
+
+
+def due_learning(state: State, config: Config, science: Science, now_ns: int) -> tuple[State, list[Action]]:
+    """Ask for new curves when it is time and the runs have shown something new."""
+    if state.learning or now_ns < state.learn_due_ns:
+        return state, []
+    due_ns = now_ns + round(config.times.learn_s * NS_PER_S)
+    found = gather(state, science, now_ns)
+    if _ageless(found) == _ageless(state.learned_from):
+        return msgspec.structs.replace(state, learn_due_ns=due_ns), []
+    number = science.knowledge(state).number + 1
+    state = msgspec.structs.replace(state, learn_due_ns=due_ns, learning=True, learned_from=found)
+    return state, [LearnCurves(evidence=found, number=number)]
+
+
+def curves_learned(state: State, event: CurvesLearned) -> State:
+    """Take over what was learned; with a failure all stays, and the same evidence is tried again when it is time."""
+    if event.knowledge is None:
+        return msgspec.structs.replace(state, learning=False, learned_from=())
+    return msgspec.structs.replace(state, learning=False, knowledge=event.knowledge)
+
+
+def gather(state: State, science: Science, now_ns: int) -> Found:
+    """What every admitted run has shown, in the order of the runs."""
+    knowledge = science.knowledge(state)
+    return tuple(
+        (view.run, evidence(view.record, model, kin_of(view.job), now_ns, _expected(knowledge, model)))
+        for view in sorted(state.runs.values(), key=lambda view: view.run)
+        if view.phase == "admitted" and (model := gpu_model(view, state))
+    )
+
+
+def gpu_model(view: RunView, state: State) -> str:
+    """The GPU model of a run as the driver names it, that of its first GPU; empty while none was reported."""
+    gpus = run_gpus(view, state.nodes)
+    return gpus[0].model if gpus else ""
+
+
+def kin_of(job: JobInfo | None) -> str:
+    """What runs of the same work have in common: user, account and job name; empty where the name says nothing."""
+    if job is None or job.name.lower().removesuffix(".sh") in NAMELESS:
+        return ""
+    return f"{job.user_id}/{job.account}/{job.name}"
+
+
+def _expected(knowledge: Knowledge, model: str) -> Callable[[float], tuple[float, float]]:
+    """Loss and its standard deviation at a reduction, as expected of a run that was never measured."""
+    return lambda reduction: knowledge.expected(model, reduction)
+
+
+def _ageless(found: Found) -> Found:
+    """Without the ages: that time has passed is nothing new."""
+    return tuple(
+        (run, replace(one, measurements=tuple(replace(point, age_s=0.0) for point in one.measurements)))
+        for run, one in found
+    )

@@ -1,0 +1,91 @@
+"""The controller learns from the runs it caps: both cores in a made-up world whose jobs train as the model jobs do.
+
+Model jobs of arXiv 2609.11542, fitted to published figures; simulated, not measured.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from slurm_pfi.model import Run
+from slurm_pfi.sim.jobs import model_jobs
+
+from .world import NS, World
+
+GPUS = 4
+NODES = 6
+FLEXES = ("high", "high", "medium", "30%", "high", "20%")
+
+
+def busy_world(seed: int, policy: str) -> World:
+    """A site of 24 GPUs, one job on every two, model jobs drawn by the seed; every baseline seen."""
+    world = World(seed, nodes=NODES, gpus=GPUS, name=policy)
+    world.run(2)
+    draw = random.Random(seed)
+    names = sorted(model_jobs())
+    job_id = 0
+    for node in sorted(world.nodes):
+        for places in ([0, 1], [2, 3]):
+            job_id += 1
+            model = model_jobs()[draw.choice(names)]
+            world.start_job(job_id, {node: places}, flex=draw.choice(FLEXES), model=model)
+    world.run(40)
+    return world
+
+
+def kept(world: World, seconds: float) -> dict[Run, float]:
+    """Share of its uncapped throughput that each job keeps over the coming seconds."""
+    before = {}
+    for run, trainee in world.training.items():
+        trainee.advance(world.now_ns)
+        before[run] = trainee.tokens
+    began_ns = world.now_ns
+    world.run(seconds)
+    found = {}
+    for run, trainee in world.training.items():
+        trainee.advance(world.now_ns)
+        full = trainee.tokens_per_s * (world.now_ns - began_ns) / NS
+        found[run] = (trainee.tokens - before[run]) / full
+    return found
+
+
+def draw_w(world: World) -> float:
+    return sum(
+        world._draw_mw(device) for node in world.nodes.values() for device in node.devices.values()
+    ) / 1000 + sum(s.overhead_w for s in world.config.node_set) * len(world.nodes)
+
+
+def in_window(seed: int, policy: str) -> float:
+    """Throughput kept by all under a limit 15 % below the draw, after some minutes in which to learn."""
+    world = busy_world(seed, policy)
+    world.set_limit(round(draw_w(world) * 850))
+    world.run(200)
+    found = kept(world, 60)
+    assert not world.violations
+    knowledge = world.controller.knowledge
+    assert knowledge is not None
+    assert all(knowledge.is_learned(run) for run in world.training)
+    for run, share in found.items():
+        flex = world.controller.runs[run].flex
+        assert flex is not None
+        assert share >= 1 - flex.max_loss, f"{run} was promised no more than {flex.max_loss:.0%}"
+    return sum(found.values()) / len(found)
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_what_is_measured_in_a_window_moves_the_caps_to_where_they_cost_less(seed: int) -> None:
+    equal, by_index, marginal = (in_window(seed, policy) for policy in ("equal", "pfi", "marginal"))
+    assert marginal > equal + 0.001
+    assert by_index > equal
+
+
+def test_before_anything_is_measured_all_policies_cut_alike() -> None:
+    caps = []
+    for policy in ("equal", "marginal"):
+        world = busy_world(4, policy)
+        world.set_limit(round(draw_w(world) * 850))
+        world.run(3)
+        caps.append({run: world.cap_of(run) for run in world.training})
+    assert caps[0] == caps[1]
