@@ -228,34 +228,43 @@ def _drifted(
     drift = record.drift
     if level.count < FEWEST_INTERVALS:
         return replace(record, drift=Drift()) if drift.count else record
-    reference = drift.rate_per_s if drift.count or drift.strikes else level.rate_per_s or 0.0
+    before = drift.before or level
     drift = replace(
         drift,
-        rate_per_s=reference,
+        before=before,
         seconds=drift.seconds + seconds,
         done=drift.done + done,
         count=drift.count + 1,
     )
     if drift.seconds < _block_s(times) or drift.count < FEWEST_INTERVALS:
         return replace(record, drift=drift)
+    reference = before.rate_per_s or 0.0
     off = drift.done / drift.seconds / reference - 1 if reference > 0 else 0.0
-    noise = (level.rate_sd or 0.0) * sqrt(max(1.0, level.seconds / drift.seconds))
+    noise = (before.rate_sd or 0.0) * sqrt(max(1.0, before.seconds / drift.seconds))
     allowed = max(CHANGED_FREE if record.cap_mw is None else CHANGED_CAPPED, CHANGED_SD * noise)
     if abs(off) <= allowed:
         return replace(record, drift=Drift())
     sign = 1 if off > 0 else -1
     if drift.strikes == sign:
         return _changed(record, sample, drift)
-    return replace(record, drift=Drift(rate_per_s=reference, strikes=sign))
+    struck = Drift(before=before, strikes=sign, past_s=drift.seconds, past_done=drift.done)
+    return replace(record, drift=struck)
 
 
 def _changed(record: Record, sample: Sample, work: Drift) -> Record:
-    """Begin a new segment with work that was seen already."""
-    cap_mw, before = record.cap_mw, record.level(record.cap_mw)
-    record = new_segment(record)
+    """Begin a new segment with work that was seen already, and take that out of what went before."""
+    cap_mw, known, tally = record.cap_mw, record.level(record.cap_mw), record.tally
+    seconds, done = work.seconds + work.past_s, work.done + work.past_done
+    if work.before is not None:
+        record = replace(record, levels=kept(record.levels, work.before))
+        if record.bound:
+            tally = replace(tally, work_s=max(0.0, tally.work_s - seconds), work_done=tally.work_done - done)
+    record = new_segment(replace(record, tally=tally))
+    if record.bound:
+        record = replace(record, tally=replace(record.tally, work_s=seconds, work_done=done))
     level = Level(cap_mw=cap_mw, segment=record.segment, last_ns=sample.now_ns)
-    if before is not None:
-        level = replace(level, draw_s=1.0, draw_mws=float(sample.draw_mw or before.draw_mw or 0))
+    if known is not None:
+        level = replace(level, draw_s=1.0, draw_mws=float(sample.draw_mw or known.draw_mw or 0))
     level, _ = learned(level, work.seconds, work.done, sample.now_ns)
     level = replace(level, count=work.count)
     return replace(record, levels=kept(record.levels, level))

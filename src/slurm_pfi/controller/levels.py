@@ -131,14 +131,17 @@ def _median(batches: tuple[float, ...]) -> float:
 
 
 def _near_median(batches: tuple[float, ...]) -> tuple[tuple[float, ...], Unlearned]:
+    """Without the intervals far off the median. The newest may be far above: more like it tell whether it is right."""
     if len(batches) < 2 * _LEAST_TO_JUDGE:
         return batches, Unlearned(0.0, 0.0)
     median = _median(batches)
     pairs = list(zip(batches[::2], batches[1::2], strict=True))
-    off = [one for one in pairs if not STALL * median <= one[1] / one[0] <= JUMP * median]
-    if not off:
+    fits = [STALL * median <= done / seconds <= JUMP * median for seconds, done in pairs]
+    fits[-1] = pairs[-1][1] / pairs[-1][0] >= STALL * median
+    if all(fits):
         return batches, Unlearned(0.0, 0.0)
-    kept = tuple(figure for one in pairs if one not in off for figure in one)
+    kept = tuple(figure for one, fit in zip(pairs, fits, strict=True) if fit for figure in one)
+    off = [one for one, fit in zip(pairs, fits, strict=True) if not fit]
     return kept, Unlearned(sum(s for s, _ in off), sum(d for _, d in off))
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from array import array
 from collections.abc import Callable
+from struct import Struct
 from typing import Final
 
 from msgspec.structs import replace
@@ -44,6 +45,7 @@ AT_CAP: Final = 0.95
 SURGES: Final = 3
 """So many samples in a row far above the draw of their level: that saw no training."""
 
+DRAW: Final = Struct("i")
 MOST_DRAW_MW: Final = 2**31 - 1
 LEAST_REDUCTION: Final = 0.005
 ANY_BASELINE_SD: Final = 10.0
@@ -174,17 +176,24 @@ def _trains_now(record: Record, level: Level, draw_mw: int, sample: Sample) -> R
 
 def _free(record: Record, draw_mw: int, now_ns: int, baseline_s: float) -> Record:
     """One sample without a cap."""
-    size = array("i").itemsize
-    draws = (record.draws + array("i", (min(draw_mw, MOST_DRAW_MW),)).tobytes())[-KEPT_DRAWS * size :]
+    draw_mw = min(draw_mw, MOST_DRAW_MW)
+    draws = (record.draws + DRAW.pack(draw_mw))[-KEPT_DRAWS * DRAW.size :]
     since_ns = now_ns if record.since_ns is None else record.since_ns
     seen = record.seen or now_ns - since_ns >= baseline_s * NS_PER_S
-    return replace(record, since_ns=since_ns, draws=draws, seen=seen, top_mw=_top_mean(draws))
-
-
-def _top_mean(draws: bytes) -> int:
+    full = len(draws) == len(record.draws)
+    least_mw = record.least_top_mw
+    if full and max(draw_mw, DRAW.unpack_from(record.draws)[0]) < least_mw:
+        return replace(record, since_ns=since_ns, draws=draws, seen=seen)  # its highest tenth is what it was
     highest = sorted(array("i", draws), reverse=True)
-    top = highest[: max(1, math.ceil(len(highest) * TOP_SHARE))]
-    return round(sum(top) / len(top))
+    top = highest[: math.ceil(len(highest) * TOP_SHARE)]
+    return replace(
+        record,
+        since_ns=since_ns,
+        draws=draws,
+        seen=seen,
+        top_mw=round(sum(top) / len(top)),
+        least_top_mw=top[-1],
+    )
 
 
 # --------------------------------------------------------------------------------------------- evidence

@@ -107,13 +107,19 @@ class Heard(Frozen, frozen=True, kw_only=True):
 
 
 class Drift(Frozen, frozen=True, kw_only=True):
-    """Work that may be no longer that of the level. ``strikes``: blocks in a row that were above (+) or below (-)."""
+    """Work that may be no longer that of the level, in the block that runs now.
 
-    rate_per_s: float = 0.0
+    ``before``: the level without it. ``strikes``: blocks in a row that were above (+1) or below (-1); ``past_*`` are
+    theirs.
+    """
+
+    before: Level | None = None
     seconds: float = 0.0
     done: float = 0.0
     count: int = 0
     strikes: int = 0
+    past_s: float = 0.0
+    past_done: float = 0.0
 
 
 class Record(Frozen, frozen=True, kw_only=True):
@@ -131,6 +137,7 @@ class Record(Frozen, frozen=True, kw_only=True):
     since_ns: int | None = None
     draws: bytes = b""
     top_mw: int | None = None
+    least_top_mw: int = 0
     segment: int = 0
     levels: tuple[Level, ...] = ()
     unit: str = ""
@@ -240,12 +247,14 @@ class Record(Frozen, frozen=True, kw_only=True):
         base, rate, base_mw, draw_mw = self.rate_per_s, level.rate_per_s, self.mean_draw_mw, level.draw_mw
         if base is None or rate is None or base_mw is None or draw_mw is None:
             return ""
-        share = rate / base
-        margin = SURE_SD * hypot(self.baseline_sd, level.rate_sd or 0.0) * share
+        share, reduction = rate / base, max(0.0, 1 - draw_mw / base_mw)
+        least = 1 - LOST_ANYWAY - LOST_BY_DRAW * reduction
+        if least <= share <= MOST_GAINED or (rate_sd := level.rate_sd) is None:
+            return ""
+        margin = SURE_SD * hypot(self.baseline_sd, rate_sd) * share
         if share - margin > MOST_GAINED:
             return f"its counter rose {share:.2f} times as fast under a cap as without one"
-        reduction = max(0.0, 1 - draw_mw / base_mw)
-        if 1 - share - margin > LOST_ANYWAY + LOST_BY_DRAW * reduction:
+        if share + margin < least:
             return f"its counter fell by {1 - share:.0%} while its draw fell by {reduction:.0%}"
         return ""
 
