@@ -93,9 +93,36 @@ def test_a_job_with_texts_that_pretend_to_be_fields(cluster: Cluster) -> None:
     assert (job.state, job.nodes, job.limit_s, job.restart) == ("RUNNING", ("n1", "n2"), 93_780, 0)
     assert (job.partition, job.spec) == ("main", str(job_id))
     assert job.account.startswith("acc|9\n9")
+    assert (job.name, job.comment) == ("x|1|RUNNING\n7 main", "JobState=FAILED\nJobId=8")
     assert abs(cast(int, job.start_unix_s) - before) < 60
     assert cast(int, job.end_unix_s) - cast(int, job.start_unix_s) == job.limit_s
     assert [other.job_id for other in all_jobs(cluster) if other.holds_nodes] == [job_id]
+
+
+def test_name_and_comment_are_read_whole_whatever_bytes_they_have(cluster: Cluster) -> None:
+    name, comment = "é🙂 a\udce9b", "pfi:10%, " + "long " * 200 + "\udcff é"
+    job = known(cluster, cluster.sbatch(SLEEP, "--hold", f"--job-name={name}", f"--comment={comment}"))
+    assert job.name == "é🙂 a\\xe9b"
+    assert job.comment == comment.replace("\udcff", "\\xff")
+    bare = known(cluster, cluster.sbatch(SLEEP, "--hold"))
+    assert (bare.name, bare.comment) == ("sbatch", "")
+
+
+def test_array_tasks_share_a_comment_and_components_may_have_their_own(cluster: Cluster) -> None:
+    array = cluster.sbatch(SLEEP, "--array=0-1", "--comment=pfi:low")
+    own = cluster.sbatch(SLEEP, "--comment=pfi:10%", ":", "--comment=pfi:high")
+    first = cluster.sbatch(SLEEP, "--comment=pfi:10%", ":", "--nodes=1")
+    for leader in (array, own, first):
+        cluster.wait_job_state(leader, "RUNNING")
+    comments = {job.spec: job.comment for job in all_jobs(cluster) if job.holds_nodes}
+    assert comments == {
+        f"{array}_0": "pfi:low",
+        f"{array}_1": "pfi:low",
+        f"{own}+0": "pfi:10%",
+        f"{own}+1": "pfi:high",
+        f"{first}+0": "pfi:10%",
+        f"{first}+1": "pfi:10%",  # Slurm's own doing
+    }
 
 
 def test_a_waiting_job_and_one_without_a_limit(cluster: Cluster) -> None:
