@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from slurm_pfi.controller.shell import Controller
 from slurm_pfi.elasticity.evidence import Measurement, RunEvidence
 from slurm_pfi.model import Run
 
-from .test_controller_core import S, W, Site, gpu
+from .test_controller_core import Site, W, gpu
+from .world import job_info
 
 H200 = "NVIDIA H200"
 
@@ -55,10 +57,6 @@ class ForecastSite(Site):
 
     def job(self, run: Run, node: str, **changes: Any) -> None:
         """What Slurm says of the run."""
-        from dataclasses import replace
-
-        from .world import job_info
-
         self.tell(cs.JobRead(run=run, job=replace(job_info(run, (node,), "main"), **changes)))
 
     def learn(self, losses: dict[Run, float]) -> None:
@@ -69,10 +67,6 @@ class ForecastSite(Site):
         ]
         knowledge = learn_runs(self.core.science.prior, found, 1)
         self.state = msgspec.structs.replace(self.state, knowledge=knowledge)
-
-    @property
-    def unix_s(self) -> float:
-        return time.time()
 
 
 @contextmanager
