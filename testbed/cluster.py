@@ -11,7 +11,6 @@ there with ``accounting=True`` alone; ended jobs stay readable by ``job_fields``
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
 import re
@@ -21,13 +20,14 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Final
 
 from . import accounting
+from .cluster_daemons import FIRST_AND_LAST, STOP_DEADLINE_S, ClusterDaemons
 from .cluster_files import (
     REPO,
     SEARCH_PATH,
@@ -40,7 +40,7 @@ from .cluster_files import (
     make_folders,
     write_files,
 )
-from .processes import become, processes_naming, submitter
+from .processes import POLL_S, become, processes_naming, submitter, wait_until
 
 __all__ = [
     "REPO",
@@ -53,10 +53,7 @@ __all__ = [
     "wait_until",
 ]
 
-POLL_S: Final = 0.05
 START_DEADLINE_S: Final = 30.0
-STOP_DEADLINE_S: Final = 30.0
-LEFTOVER_GRACE_S: Final = 2.0
 START_TRIES: Final = 3
 ENDED_STATES: Final = frozenset(
     [
@@ -71,17 +68,7 @@ ENDED_STATES: Final = frozenset(
         "TIMEOUT",
     ]
 )
-_FIRST_AND_LAST: Final = ("mariadbd", "munged")  # in the order of their end
 _FIELD: Final = re.compile(r"(?:^|\s)([A-Z][A-Za-z_]*(?:[:/][A-Za-z_]+)*)=")
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Ask until true. Raises ClusterError naming ``what`` after ``timeout_s``."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise ClusterError(f"waited {timeout_s:g} s in vain: {what}")
-        time.sleep(POLL_S)
 
 
 @dataclass(frozen=True)
@@ -97,16 +84,15 @@ class StopReport:
         return not self.drained and not self.leftovers
 
 
-class Cluster:
+class Cluster(ClusterDaemons):
     """The cluster; starts by ``start()`` or ``with``, and must be stopped. Not for use by several threads."""
 
     running: ClassVar[set[Cluster]] = set()
     stopped: ClassVar[list[StopReport]] = []
 
     def __init__(self, options: ClusterOptions | None = None) -> None:
+        super().__init__()
         self.options = options or ClusterOptions()
-        self.layout = Layout(Path())
-        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._ready = False
         self.accounting_start_s: float | None = None
 
@@ -237,7 +223,7 @@ class Cluster:
                 # A slurmctld that was killed forgets the jobs of its last seconds, and nobody else ends them.
                 self._kill(processes_naming(self.layout.root, below="slurmstepd"))
         self._end_daemons()
-        for name in _FIRST_AND_LAST:
+        for name in FIRST_AND_LAST:
             if name in self._daemons:
                 self._end(name, signal.SIGTERM)
         leftovers += self._end_leftovers()
@@ -423,88 +409,6 @@ class Cluster:
     def node_log(self, node: str) -> str:
         """slurmd's log."""
         return (self.layout.log / f"slurmd.{node}.log").read_text(errors="replace")
-
-    def daemon_pid(self, name: str) -> int:
-        """The pid of ``munged``, ``slurmctld`` or ``slurmd.<node>``."""
-        return self._daemons[name].pid
-
-    @property
-    def daemon_names(self) -> tuple[str, ...]:
-        return tuple(self._daemons)
-
-    # ------------------------------------------------------------------------------------------ processes
-
-    def _spawn(
-        self,
-        name: str,
-        command: Sequence[str],
-        *,
-        account: pwd.struct_passwd | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
-        old = self._daemons.get(name)
-        if old is not None and old.poll() is None:
-            raise ClusterError(f"{name} runs already, pid {old.pid}")
-        with (self.layout.log / f"{name}.out").open("ab") as out:
-            self._daemons[name] = subprocess.Popen(
-                [find_program(command[0]), *command[1:]],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                cwd=self.layout.root,
-                env={"PATH": SEARCH_PATH, "SLURM_CONF": str(self.slurm_conf), **(env or {})},
-                start_new_session=True,
-                **become(account),
-            )
-
-    def _alive(self, name: str) -> bool:
-        """True, or ClusterError: a daemon that ended by itself is never waited for."""
-        code = self._daemons[name].poll()
-        if code is not None:
-            raise ClusterError(f"{name} ended with status {code}\n{self._log_tails(name)}")
-        return True
-
-    def _end(self, name: str, sig: signal.Signals) -> None:
-        process = self._daemons[name]
-        process.send_signal(sig)
-        try:
-            process.wait(STOP_DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-    def _end_daemons(self) -> None:
-        """slurmds and slurmctld, then slurmdbd; munged and the database stay, they are needed to the last."""
-        names = [name for name in self._daemons if name not in (*_FIRST_AND_LAST, "slurmdbd")]
-        for name in names:
-            self._daemons[name].send_signal(signal.SIGTERM)
-        for name in [*names, *(["slurmdbd"] if "slurmdbd" in self._daemons else [])]:
-            self._end(name, signal.SIGTERM)
-            del self._daemons[name]
-
-    def _end_leftovers(self) -> list[str]:
-        """Kill what still names our folder in its command line or environment; say what it was."""
-        with contextlib.suppress(
-            ClusterError
-        ):  # what a killed script had just started may end a little later
-            wait_until(lambda: not processes_naming(self.layout.root), LEFTOVER_GRACE_S, "no process is left")
-        found = processes_naming(self.layout.root)
-        self._kill(found)
-        return [f"{pid} {command}" for pid, command in found.items()]
-
-    @staticmethod
-    def _kill(processes: Mapping[int, str]) -> None:
-        for pid in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-    def _log_tails(self, only: str | None = None) -> str:
-        lines = []
-        for path in sorted([*self.layout.log.iterdir(), self.layout.munge / "munged.log"]):
-            if path.exists() and (only is None or path.name.startswith(only)):
-                tail = path.read_text(errors="replace").splitlines()[-8:]
-                lines += [f"{path.name}: {line}" for line in tail]
-        return "\n".join(lines)
 
 
 def _slurmd(node: str) -> str:

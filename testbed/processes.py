@@ -1,11 +1,26 @@
-"""Processes of a cluster: as whom they run, and which of them are left."""
+"""Processes of a cluster: as whom they run, how to wait for what they do, and which of them are left."""
 
 from __future__ import annotations
 
 import os
 import pwd
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypedDict
+from typing import Final, TypedDict
+
+from .cluster_files import ClusterError
+
+POLL_S: Final = 0.05
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Ask until true. Raises ClusterError naming ``what`` after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise ClusterError(f"waited {timeout_s:g} s in vain: {what}")
+        time.sleep(POLL_S)
 
 
 def submitter(user: str | None) -> pwd.struct_passwd:
