@@ -11,6 +11,7 @@ from ..config import Config
 from ..model import Report, Run, RunReport
 from ..slurm.backend import JobInfo
 from .announce import admitted_fields
+from .kinship import with_recalled
 from .learning import curves_learned, due_learning
 from .ledger import NS_PER_S, still_outstanding
 from .measured import observe
@@ -211,6 +212,7 @@ class Core:
         sample = sample_of(view, report, nodes, now_ns, times.node_silent_s)
         if sample is None:
             return view
+        view = with_recalled(view, nodes)
         return msgspec.structs.replace(view, record=observe(view.record, sample, times))
 
     @_on.register
@@ -245,6 +247,7 @@ class Core:
             actions.append(Audit(event="ended", fields=_ended(view, reason)))
         else:
             view, actions = self._identified(state, view, event.job, now_ns)
+            view = with_recalled(msgspec.structs.replace(view, kins=event.kins), state.nodes)
         return msgspec.structs.replace(state, runs={**state.runs, event.run: view}), actions
 
     def _identified(

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
 
 import msgspec
 
 from ..config import Config
 from ..elasticity.evidence import RunEvidence
 from ..model import Run
-from ..slurm.backend import JobInfo
+from .kinship import kin_name, with_kin_points
 from .knowledge import Knowledge
 from .ledger import NS_PER_S
 from .measured import evidence
 from .runs import run_gpus
 from .science import Science
 from .state import Action, CurvesLearned, LearnCurves, RunView, State
-
-NAMELESS: Final = frozenset(
-    {"", "bash", "sh", "wrap", "interactive", "python", "python3", "srun", "test", "job"}
-)
-"""Job names that tell nothing of the work: two such jobs have nothing in common."""
 
 Found = tuple[tuple[Run, RunEvidence], ...]
 
@@ -51,7 +45,7 @@ def gather(state: State, science: Science, now_ns: int) -> Found:
     """What every admitted run has shown, in the order of the runs."""
     knowledge = science.knowledge(state)
     return tuple(
-        (view.run, evidence(view.record, model, kin_of(view.job), now_ns, _expected(knowledge, model)))
+        (view.run, _evidence(view, model, knowledge, now_ns))
         for view in sorted(state.runs.values(), key=lambda view: view.run)
         if view.phase == "admitted" and (model := gpu_model(view, state))
     )
@@ -63,11 +57,9 @@ def gpu_model(view: RunView, state: State) -> str:
     return gpus[0].model if gpus else ""
 
 
-def kin_of(job: JobInfo | None) -> str:
-    """What runs of the same work have in common: user, account and job name; empty where the name says nothing."""
-    if job is None or job.name.lower().removesuffix(".sh") in NAMELESS:
-        return ""
-    return f"{job.user_id}/{job.account}/{job.name}"
+def _evidence(view: RunView, model: str, knowledge: Knowledge, now_ns: int) -> RunEvidence:
+    own = evidence(view.record, model, kin_name(view.job), now_ns, _expected(knowledge, model))
+    return with_kin_points(own, view.record.recalled)
 
 
 def _expected(knowledge: Knowledge, model: str) -> Callable[[float], tuple[float, float]]:

@@ -26,6 +26,7 @@ J_PER_WH = 3600.0
 class Sample(Frozen, frozen=True, kw_only=True):
     """One report of a run. ``draw_mw``: mean of its GPUs; ``cap_mw``: the highest enforced limit of them.
 
+    ``lowest_mw``: the lowest of these limits where they differ; a run is as fast as its slowest GPU.
     ``uncapped``: every GPU at its prior limit. ``counter_ns``: when the agent of ``node`` heard the counter, on our
     clock. ``gpus``: how many the run has on all its nodes.
     """
@@ -34,6 +35,7 @@ class Sample(Frozen, frozen=True, kw_only=True):
     gpus: int
     draw_mw: int | None = None
     cap_mw: int | None = None
+    lowest_mw: int | None = None
     prior_mw: int | None = None
     uncapped: bool = False
     counter: float | None = None
@@ -45,13 +47,13 @@ class Sample(Frozen, frozen=True, kw_only=True):
 class Recalled(Frozen, frozen=True, kw_only=True):
     """What history knows of earlier runs of the same work: same user, account, job name, GPU model and count.
 
-    ``draw_mw`` of one GPU; ``sd``: relative, of both; ``measurements``: how many runs they come from.
+    ``draw_mw`` of one GPU; ``sd``: relative, of both; ``points``: (reduction, loss, sd of the loss) as measured then.
     """
 
     draw_mw: int
     rate_per_s: float | None
     sd: float
-    measurements: int
+    points: tuple[tuple[float, float, float], ...] = ()
 
 
 class Totals(Frozen, frozen=True, kw_only=True):
@@ -255,7 +257,7 @@ class Record(Frozen, frozen=True, kw_only=True):
         if share - margin > MOST_GAINED:
             return f"its counter rose {share:.2f} times as fast under a cap as without one"
         if share + margin < least:
-            return f"its counter fell by {1 - share:.0%} while its draw fell by {reduction:.0%}"
+            return f"its counter fell by {100 * (1 - share):.0f} % while its draw fell by {100 * reduction:.0f} %"
         return ""
 
     @property

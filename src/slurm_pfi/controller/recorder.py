@@ -15,6 +15,7 @@ import structlog
 from ..config import Config
 from ..model import Run
 from ..store.rows import EndedRun, EventRow, Row, SiteSample, WindowRow
+from .kinship import kin_of
 from .ledger import NS_PER_S
 from .site_rows import (
     audit_event,
@@ -179,7 +180,7 @@ class Recorder:
             rows += [self._open, EventRow(unix_s=now_unix_s, kind="policy", text=text)]
         if now_ns >= self._next_facts_ns:
             self._next_facts_ns = now_ns + round(FACTS_S * NS_PER_S)
-            rows += self._facts(state.runs, state, now_ns)
+            rows += self._facts(state.runs, state, now_ns, now_unix_s)
         return rows
 
     def _close(self, state: State, now_ns: int, now_unix_s: float) -> list[Row]:
@@ -188,17 +189,19 @@ class Recorder:
         row = msgspec.structs.replace(self._open, closed_unix_s=now_unix_s, ended=why)
         text = f"window {row.id} is over: {why}"
         rows: list[Row] = [row, EventRow(unix_s=now_unix_s, kind="closed", text=text)]
-        rows += self._facts(state.runs, state, now_ns)
+        rows += self._facts(state.runs, state, now_ns, now_unix_s)
         self._open = self._limit = None
         self._next_sample_ns = now_ns
         return rows
 
-    def _facts(self, runs: Mapping[Run, RunView], state: State, now_ns: int) -> list[Row]:
+    def _facts(self, runs: Mapping[Run, RunView], state: State, now_ns: int, now_unix_s: float) -> list[Row]:
         if self._open is None:
             return []
-        return [
-            run_facts(self._open.id, view, state, now_ns) for view in runs.values() if view.phase != "gone"
-        ]
+        there = [view for view in runs.values() if view.phase != "gone"]
+        # Remembered before they end too: a controller that starts anew knows no run, but its kin.
+        kins = [kin_of(view, state.nodes, now_ns, now_unix_s) for view in there]
+        facts = [run_facts(self._open.id, view, state, now_ns) for view in there]
+        return [*facts, *(kin for kin in kins if kin is not None)]
 
     def _ended(self, state: State, config: Config, now_ns: int, now_unix_s: float) -> list[Row]:
         """Runs that were there at the last cycle and are not now."""
@@ -211,7 +214,9 @@ class Recorder:
                 continue
             nodes = {name for name in view.gpus if name in state.nodes}
             kept = msgspec.structs.replace(view, gpus={name: view.gpus[name] for name in nodes})
-            rows += self._facts({run: kept}, state, now_ns)
+            rows += self._facts({run: kept}, state, now_ns, now_unix_s)
+            kin = kin_of(kept, state.nodes, now_ns, now_unix_s)
+            rows += [] if kin is None else [kin]
             value = self._summary(kept, state, config, now_ns, now_unix_s)
             rows.append(
                 EndedRun(

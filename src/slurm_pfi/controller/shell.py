@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from ..bus.control import UNREACHABLE, WRONG_USE, ControlServer
@@ -20,7 +21,7 @@ from ..model import GpuId, Report
 from ..slurm.cli import SlurmCommands
 from ..store.audit import AuditLog
 from ..store.epoch import CommandedStore, EpochStore, NeverCommanded
-from ..store.history import History
+from ..store.history import History, HistoryError
 from ..store.limits import LimitStore
 from ..store.sealed import UnreadableError
 from ..store.switch import OffSwitch
@@ -28,6 +29,7 @@ from ..units import watts_to_mw
 from .answers import summary_with
 from .core import Core
 from .dispatch import latest_release_s
+from .kinship import kin_name
 from .knowledge import Knowledge, learn_runs
 from .nodes import ConfigNodesError, cannot_leave, declared_nodes, with_nodes
 from .orders import Orders
@@ -41,6 +43,7 @@ from .state import (
     Cycle,
     EpochTaken,
     Event,
+    JobRead,
     LearnCurves,
     LimitsChanged,
     NeedEpoch,
@@ -82,7 +85,7 @@ class Controller:
         )
         self.recorder = Recorder(self.history, summary_with(self.core.science))
         self._slurm = SlurmWorker(
-            SlurmCommands(config.slurm, timeout_s=config.times.slurm_timeout_s), config, self.take
+            SlurmCommands(config.slurm, timeout_s=config.times.slurm_timeout_s), config, self._on_slurm
         )
         self._bus = LocalServer(
             run_dir / BUS_SOCKET,
@@ -265,6 +268,15 @@ class Controller:
                 self._commanded.update_priors(report.node, report.id.boot_id, known)
         self.take(ReportCame(report=report, priors=priors))
 
+    def _on_slurm(self, event: Event) -> None:
+        """Slurm's answers; one on a job comes with what the history remembers of its kind."""
+        if isinstance(event, JobRead) and event.job is not None and kin_name(event.job):
+            job = event.job
+            with contextlib.suppress(HistoryError):  # it says itself what is wrong with it
+                kins = self.history.recall(job.user_id, job.account, job.name)
+                event = msgspec.structs.replace(event, kins=tuple(kins))
+        self.take(event)
+
     # ------------------------------------------------------------------------------------------- actions
 
     def _do(self, action: Action) -> None:
@@ -295,9 +307,7 @@ class Controller:
     def _learn(self, action: LearnCurves) -> None:
         """In a thread: limits are more urgent than curves, and numpy lets others work meanwhile."""
         loop = asyncio.get_running_loop()
-        done = loop.run_in_executor(
-            None, learn_runs, self.core.science.prior, action.evidence, action.number
-        )
+        done = loop.run_in_executor(None, learn_runs, self.core.science.prior, action.evidence, action.number)
         done.add_done_callback(self._on_learned)
 
     def _on_learned(self, done: asyncio.Future[Knowledge]) -> None:

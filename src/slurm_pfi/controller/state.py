@@ -8,6 +8,7 @@ from ..elasticity.evidence import RunEvidence
 from ..model import Flex, Frozen, GpuId, Limit, Mode, Plan, Report, Run
 from ..slurm.backend import JobInfo
 from ..slurm.tag import Tag
+from ..store.rows import Kin
 from .knowledge import Knowledge
 from .record import Record
 
@@ -49,7 +50,8 @@ class RunView(Frozen, frozen=True, kw_only=True):
 
     ``waiting`` means waiting for power: known, but its floor does not fit yet. ``started_in_window`` runs are raised
     only out of budget. ``sent_mw`` is the cap last sent to each of its nodes. ``user_flex`` is the user's own word that
-    counted, and ``flex_source`` where it stood; both are empty when there was none.
+    counted, and ``flex_source`` where it stood; both are empty when there was none. ``kins``: what the history
+    remembers of work of this name, until all its nodes have reported it.
     """
 
     run: Run
@@ -66,6 +68,7 @@ class RunView(Frozen, frozen=True, kw_only=True):
     reading: bool = False
     refusal: str = ""
     record: Record = Record()
+    kins: tuple[Kin, ...] = ()
     sent_mw: dict[str, int] = {}
     target_cap_mw: int | None = None
     floor_mw: int | None = None
@@ -198,11 +201,15 @@ class NodeLost(Frozen, frozen=True, kw_only=True):
 
 
 class JobRead(Frozen, frozen=True, kw_only=True):
-    """Slurm's answer about one run: its job, None if Slurm says it is not there, or why there is no answer."""
+    """Slurm's answer about one run: its job, None if Slurm says it is not there, or why there is no answer.
+
+    ``kins``: what the history remembers of earlier runs of that user, account and job name.
+    """
 
     run: Run
     job: JobInfo | None
     unavailable: str = ""
+    kins: tuple[Kin, ...] = ()
 
 
 class AllJobsRead(Frozen, frozen=True, kw_only=True):
