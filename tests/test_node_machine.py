@@ -41,7 +41,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.world.devices.advance(S)
         self.old_plans: list[Plan] = []
         self.epoch = 1
-        self.foreign: set[str] = set()
+        self.foreign: dict[str, set[int]] = {}
         self.world.start()
         self.world.answer_all()
 
@@ -77,7 +77,7 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(uuid=UUIDS, cap_mw=st.sampled_from([210_000, 333_000, 680_000, 700_000]))
     def somebody_else_writes(self, uuid: str, cap_mw: int) -> None:
         self.world.devices.write_foreign(uuid, cap_mw)
-        self.foreign.add(uuid)
+        self.foreign.setdefault(uuid, set()).add(cap_mw)
 
     # ---------------------------------------------------------------------------------------------------- jobs
 
@@ -216,6 +216,13 @@ class NodeMachine(RuleBasedStateMachine):
             assert entry.prior_mw not in self.world.issued[uuid]
 
     @invariant()
+    def a_conflict_tells_a_value_of_ours_and_one_of_somebody_else(self) -> None:
+        for said in self.world.said("conflict"):
+            uuid = said["uuid"]
+            assert said["ours_mw"] in self.world.issued[uuid]
+            assert said["found_mw"] in self.foreign[uuid]
+
+    @invariant()
     def what_stands_on_a_gpu_is_explained(self) -> None:
         """A limit that is neither the one before us nor somebody else's is in the journal."""
         for uuid, gpu in self.world.devices.gpus.items():
@@ -240,8 +247,8 @@ class NodeMachine(RuleBasedStateMachine):
         for uuid, gpu in world.devices.gpus.items():
             entry = world.journal.get(uuid)
             assert entry is None or (isinstance(entry, JournalEntry) and entry.current_mw is None)
-            if uuid not in self.foreign:
-                assert gpu.enforced_mw == self.priors[uuid]
+            # Whoever else wrote: what stands there in the end was before us or is theirs, and never a cap of ours.
+            assert gpu.enforced_mw in {self.priors[uuid], *self.foreign.get(uuid, ())}
 
 
 NodeMachine.TestCase.settings = settings(
