@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import click
@@ -88,10 +89,10 @@ def limit_lines(window: Mapping[str, Any]) -> list[str]:
     """What holds the site down, since when, and until when as far as that is known."""
     opened, ends_in_s = format_duration(window["open_s"]), window.get("ends_in_s")
     if window.get("rebound"):
-        ends = "" if ends_in_s is None else f", done in {format_duration(max(0.0, ends_in_s))} at the latest"
+        done = [] if ends_in_s is None else [f"done in {format_duration(max(0.0, ends_in_s))} at the latest"]
         before_mw = window.get("rebound_mw")
         of = "" if before_mw is None else f" of at most {format_power(max(before_mw, window['limit_mw']))}"
-        return [f"after a window, caps rise slowly: {format_power(window['limit_mw'])} now{of}{ends}"]
+        return [f"after a window, caps rise slowly: {format_power(window['limit_mw'])} now{of}", *done]
     class_ = f"{window['class']}, " if window.get("class") else ""
     limit = f"limit {format_power(window['limit_mw'])} ({class_}{names_text(window['limit_ids'])})"
     ends = "its end is not known" if ends_in_s is None else f"ends in {format_duration(max(0.0, ends_in_s))}"
@@ -151,10 +152,15 @@ def in_groups(nodes: Sequence[_Node]) -> list[dict[str, Any]]:
 
 def folded(names: Sequence[str]) -> str:
     """``gpu[01-04,07]``; as they are, where they are no ordinary names."""
+    return _folded(tuple(names))
+
+
+@lru_cache(maxsize=64)
+def _folded(names: tuple[str, ...]) -> str:
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
     try:
-        return str(NodeSet.fromlist(list(names), resolver=RESOLVER_NOGROUP))
+        return str(NodeSet.fromlist(names, resolver=RESOLVER_NOGROUP))
     except NodeSetException:
         return ",".join(names)
 

@@ -86,7 +86,7 @@ def render(
 def _rooms(nodes: int, runs: int, room: int) -> tuple[int, int]:
     """Lines for nodes and for runs, each with its two lines of headings; runs get what nodes leave."""
     wanted_nodes, wanted_runs = nodes + 2, max(runs, 1) + 2
-    for_nodes = min(wanted_nodes, max(LEAST_NODE_LINES + 2, room // 3, room - wanted_runs))
+    for_nodes = min(room, wanted_nodes, max(LEAST_NODE_LINES + 2, room // 3, room - wanted_runs))
     return for_nodes, max(0, min(wanted_runs, room - for_nodes))
 
 
@@ -113,7 +113,7 @@ def _site(status: Mapping[str, Any], now_unix_s: float, away: str) -> list[tuple
         lines.append(
             ("LIMITS UNREADABLE: the last plans stay in force; see the controller's log", "bold red")
         )
-    lines.append((_limit(status), ""))
+    lines += [(line, "") for line in _limit(status)]
     lines.append((_draw(draw, window), _over(draw, window)))
     if window is None:
         lines.append(
@@ -141,11 +141,12 @@ def _site(status: Mapping[str, Any], now_unix_s: float, away: str) -> list[tuple
     return lines
 
 
-def _limit(status: Mapping[str, Any]) -> str:
+def _limit(status: Mapping[str, Any]) -> list[str]:
     window = status["window"]
-    return (
-        f"limit  {'none binds' if window is None else '; '.join(limit_lines(window)).removeprefix('limit ')}"
-    )
+    if window is None:
+        return ["limit  none binds"]
+    first, *more = limit_lines(window)
+    return [f"limit  {first.removeprefix('limit ')}", *(f"       {line}" for line in more)]
 
 
 def _draw(draw: Mapping[str, Any], window: Mapping[str, Any] | None) -> str:
@@ -173,7 +174,7 @@ def _nodes(
     nodes: Sequence[Mapping[str, Any]], width: int, lines: int, left_out: list[str]
 ) -> Sequence[RenderableType]:
     """A heading and a table: each node where they fit, the worst first, else nodes in the same state together."""
-    if lines < 2:
+    if lines < 3 or not nodes:
         return [_line(nodes_in_short(nodes), "bold")][:lines]
     shown: Sequence[Mapping[str, Any]] = sorted(nodes, key=node_rank)
     if len(shown) > lines - 2:
