@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_pfi.controller import state as cs
+from slurm_pfi.controller.dispatch import latest_release_s
 from slurm_pfi.node import messages as nm
 from testbed.checker import Verdict, check_run
 
@@ -37,6 +38,8 @@ class TracedWorld(World):
             "unmanaged_mw": 0,
             "reserve_mw": 0,
             "response_s": self.config.times.response_s,
+            "rebound_s": self.config.times.rebound_s,
+            "release_s": latest_release_s(self.config),
         }
         self.audit.insert(0, (self.now_ns, "controller", "site", site))
 
@@ -93,8 +96,8 @@ def _write(path: Path, entries: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
 
 
-def busy(seed: int, fate: Fate | None = None) -> TracedWorld:
-    world = TracedWorld(seed, fate=fate)
+def busy(seed: int, fate: Fate | None = None, rebound_s: float = 0.0) -> TracedWorld:
+    world = TracedWorld(seed, fate=fate, rebound_s=rebound_s)
     world.run(2)
     world.start_job(1, {"n1": [0, 1]}, flex="10%")
     world.start_job(2, {"n1": [2, 3], "n2": [0, 1]}, flex="medium")
@@ -182,3 +185,80 @@ def test_raises_into_watts_that_nobody_gave_back_are_found(tmp_path: Path) -> No
     (finding,) = verdict.findings
     assert (finding.invariant, finding.node) == ("2", "n1"), verdict.text()
     assert "raises by 160 W" in finding.text
+
+
+# --------------------------------------------------------------------------------------------------- the rebound
+
+
+def rebounding(seed: int, fate: Fate | None = None) -> TracedWorld:
+    """Eleven of twelve GPUs train; the world is one response time into the rebound after a window of 15 s."""
+    world = busy(seed, fate, rebound_s=60.0)
+    world.start_job(6, {"n3": [3]}, flex="high")
+    world.run(70)
+    world.set_limit(8_600 * W)
+    world.run(15)
+    world.set_limit(None)
+    world.run(10)
+    assert world.controller.rebound is not None
+    return world
+
+
+def test_a_rebound_with_a_late_job_a_silent_node_and_another_window(tmp_path: Path) -> None:
+    world = rebounding(5, Fate(loss=0.1, bus_delay_s=0.2))
+    world.start_job(5, {"n3": [2]}, flex="medium")
+    world.run(5)
+    world.kill_agent(world.nodes["n2"])
+    world.run(8)
+    world.restart_agent(world.nodes["n2"])
+    world.run(8)
+    world.set_limit(8_500 * W, ends_in_s=15)
+    world.run(140)
+    verdict = world.judged(tmp_path)
+    assert verdict.holds, verdict.text()
+    assert not verdict.unchecked(("1", "3", "7", "9", "rebound"))
+
+
+def test_a_rebound_whose_controller_is_killed_is_no_cap_left_behind(tmp_path: Path) -> None:
+    world = rebounding(6)
+    world.kill_controller()
+    world.run(60)
+    verdict = world.judged(tmp_path / "held")
+    assert verdict.holds, verdict.text()
+    assert any("still open" in note for note in verdict.result("3").notes)
+    world.run(60 + 60 + 20)
+    world.start_controller()
+    world.run(5)
+    verdict = world.judged(tmp_path / "after")
+    assert verdict.holds, verdict.text()
+    assert not verdict.result("3").notes
+
+
+def test_a_cap_that_outlives_the_rebound_is_found(tmp_path: Path) -> None:
+    world = rebounding(7)
+    world.nodes["n1"].frozen = True
+    world.run(60 + 60 + 20 + 60)
+    verdict = world.judged(tmp_path)
+    assert {finding.node for finding in verdict.result("3").findings} == {"n1"}, verdict.text()
+
+
+def test_a_node_that_gives_back_before_the_rebound_lets_it_is_found(tmp_path: Path) -> None:
+    world = rebounding(8)
+    node = world.nodes["n3"]
+    device = next(iter(node.devices.values()))
+    world._agent_does(node, nm.Audit(event="set", fields=_set_fields(device)), set())
+    world._set(node, device.uuid, 700 * W, node.life)
+    world.run(150)
+    verdict = world.judged(tmp_path)
+    assert {finding.uuid for finding in verdict.result("3").findings} == {device.uuid}, verdict.text()
+
+
+def test_caps_above_what_the_rebound_allows_are_found(tmp_path: Path) -> None:
+    world = rebounding(9)
+    (began, said) = next((at, fields) for at, _, event, fields in world.audit if event == "rebound")
+    assert said["limit_mw"] > said["from_mw"]
+    place = next(i for i, (at, _, event, _) in enumerate(world.audit) if (at, event) == (began, "rebound"))
+    told = {**said, "limit_mw": said["from_mw"]}
+    world.audit[place] = (began, "controller", "rebound", told)
+    world.run(150)
+    verdict = world.judged(tmp_path)
+    assert not verdict.result("rebound").holds, verdict.text()

@@ -36,7 +36,7 @@ def _first_heard(run: RunFolder) -> dict[str, int]:
     return {node: records[0]["mono_ns"] for node, records in run.node_audit.items() if records}
 
 
-class _TraceSum:
+class TraceSum:
     """The sum of all effective limits, kept up to date line by line."""
 
     def __init__(self, run: RunFolder) -> None:
@@ -138,7 +138,7 @@ def _instants(run: RunFolder, site: Site) -> Iterator[tuple[int, int, float]]:
     """(instant, sum, what is due) wherever one of them changes, after all that happens at that instant."""
     if not site.facts:
         return
-    trace = _TraceSum(run)
+    trace = TraceSum(run)
     others = {
         *site.due.times,
         *_first_heard(run).values(),

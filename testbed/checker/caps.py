@@ -73,7 +73,10 @@ def check_caps(run: RunFolder, site: Site, plans: Plans, runs: RunMap, changes: 
     raises = 0
     margin: tuple[float, int] | None = None
     for change in changes:
-        if not change.rises or change.foreign is not None or not site.in_window(change.line.mono_ns):
+        time_ns = change.line.mono_ns
+        if not change.rises or change.foreign is not None:
+            continue
+        if not site.in_window(time_ns) and not site.held(time_ns):
             continue
         raises += 1
         if released[change.line.node].value_at(change.decided_ns):
@@ -91,7 +94,7 @@ def check_caps(run: RunFolder, site: Site, plans: Plans, runs: RunMap, changes: 
         REASON,
         "no cap is lifted early and none outlives its reason",
         raises + judged,
-        f"raises in a window ({raises}) and GPUs after it ({judged})",
+        f"raises in a window or a rebound ({raises}) and GPUs after it ({judged})",
         (*findings, *left),
         None if margin is None else margin[0],
         None if margin is None else margin[1],
@@ -123,8 +126,12 @@ def _left_behind(
     run: RunFolder, site: Site, priors: Priors, changes: list[Change]
 ) -> tuple[list[Finding], int, tuple[str, ...]]:
     """(findings, GPUs judged, notes) about the limits after the last window."""
-    if site.open_at_end:
-        return [], 0, ("the last window is still open at the end: what is left was not judged",)
+    if site.held_at_end:
+        return (
+            [],
+            0,
+            ("the last window, or the rebound after it, is still open: what is left was not judged",),
+        )
     findings = []
     last = {(line.node, line.uuid): line for line in run.limits}
     changed = {(change.line.node, change.line.uuid) for change in changes}

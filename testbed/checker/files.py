@@ -23,6 +23,7 @@ _REQUIRED: Final[Mapping[str, Mapping[str, type | tuple[type, ...]]]] = {
     "window": {"open": bool},
     "off": {"off": bool},
     "infeasible": {"shortfall_mw": int},
+    "rebound": {"open": bool},
     "admitted": {"run": str},
     "plan_sent": {"node": str, "epoch": int, "seq": int, "mode": str, "steps": list},
     "plan_accepted": {"epoch": int, "seq": int},
@@ -253,14 +254,13 @@ def _wrong_fields(record: Record) -> str:
             return f"{name} is {value!r}"
     try:
         if event == "site":
-            for node in record["nodes"].values():
-                for name in ("gpus", "overhead_mw", "gpu_max_mw"):
-                    _as(int, node[name])
-                _as(str, node["mode"])
+            _check_nodes(record["nodes"])
         elif event == "limit" and record["action"] == "set":
             for start_ns, limit_mw in record["steps"]:
                 _as(int, start_ns)
                 _int_or_none(limit_mw)
+        elif event == "rebound" and record["open"]:
+            _check_rebound(record)
         elif event == "plan_sent":
             for step in record["steps"]:
                 float(step["starts_in_s"])
@@ -269,6 +269,21 @@ def _wrong_fields(record: Record) -> str:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         return f"not as the format says: {error!r}"
     return ""
+
+
+def _check_nodes(nodes: Mapping[str, Record]) -> None:
+    for node in nodes.values():
+        for name in ("gpus", "overhead_mw", "gpu_max_mw"):
+            _as(int, node[name])
+        _as(str, node["mode"])
+
+
+def _check_rebound(record: Record) -> None:
+    _int_or_none(record["limit_mw"])
+    for name in ("from_mw", "rise_mw_per_s", "least_mw"):
+        _as(int, record[name])
+    for name in ("until_s", "ends_s"):
+        float(record[name])
 
 
 def _int_or_none(value: object) -> None:

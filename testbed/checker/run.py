@@ -9,6 +9,7 @@ from .audited import check_audit, check_foreign, find_changes
 from .budget import check_sum, check_worst_case
 from .caps import check_caps
 from .files import FILES, load_run
+from .peak import check_rebounds
 from .placement import check_placement
 from .plans import Plans, RunMap
 from .site import Site
@@ -39,6 +40,7 @@ def check_run(
         check_foreign(run, plans, runs, changes, notice_s),
         check_audit(run, site, plans, changes, late_s),
         check_placement(run, site, plans, runs),
+        check_rebounds(run, site),
     )
     files = Result(
         FILES,

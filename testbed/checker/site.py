@@ -8,9 +8,11 @@ from itertools import pairwise
 from typing import Final
 
 from .files import Record, RunFolder
+from .rebound import Rebounds
 from .steps import UNBOUNDED, Steps
 
 SECOND_NS: Final = 1_000_000_000
+BEGUN_NS: Final = 3 * SECOND_NS  # a rebound is told of this soon after the limit has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +32,16 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class SiteFacts:
-    """One site record. ``load_mw``: all that draws beside GPUs."""
+    """One site record. ``load_mw``: all that draws beside GPUs.
+
+    ``release_ns``: how long a node that hears nothing may hold caps beyond the end that it knows.
+    """
 
     mono_ns: int
     nodes: dict[str, NodeFacts]
     unmanaged_mw: int
     response_ns: int
+    release_ns: int
 
     @property
     def load_mw(self) -> int:
@@ -69,9 +75,8 @@ class Site:
         lately_known = _replaced_schedules(run.controller, response_ns)
         self.due = self.allowed.highest_over_past(response_ns).highest_with(lately_known)
         self.response_ns = response_ns
-        windows = [record for record in run.controller if record["event"] == "window"]
-        said_closed = bool(windows) and not windows[-1]["open"]
-        self.open_at_end = self.in_window(run.last_ns) and not said_closed
+        self.rebounds = Rebounds(run.controller, max((facts.release_ns for facts in self.facts), default=0))
+        self.held_at_end = self._held_at_end(run)
 
     def facts_at(self, time_ns: int) -> SiteFacts | None:
         """The record in force; the first one counts for all that came before it. None when there is none."""
@@ -82,8 +87,23 @@ class Site:
             held = facts
         return held
 
+    def _held_at_end(self, run: RunFolder) -> bool:
+        """Whether caps had a reason still when the run ended: a limit in force, or time left to give back."""
+        told = [record for record in run.controller if record["event"] in ("window", "rebound")]
+        if told and not told[-1]["open"]:
+            return False
+        if told and told[-1]["event"] == "rebound":
+            return self.rebounds.held(run.last_ns)
+        return self.in_window(run.last_ns) or self.held(run.last_ns)
+
     def in_window(self, time_ns: int) -> bool:
         return self.limit.value_at(time_ns) != UNBOUNDED
+
+    def held(self, time_ns: int) -> bool:
+        """Whether caps may stay though no limit is in force: in a rebound, or on nodes that wait to hear of one."""
+        if self.rebounds.held(time_ns):
+            return True
+        return any(end <= time_ns < end + self.rebounds.release_ns for _, end in self.windows())
 
     def windows(self) -> Iterator[tuple[int, float]]:
         """(start, end) of each stretch with a limit in force; the end is infinite while it is open."""
@@ -98,11 +118,13 @@ class Site:
             yield start, UNBOUNDED
 
     def window_start(self, time_ns: int) -> int | None:
-        """When the window that covers ``time_ns`` opened; None outside of windows."""
+        """When the window that covers ``time_ns`` opened, a rebound counts as part of it; None outside of both."""
+        rebound = self.rebounds.span_at(time_ns)
+        at_ns = time_ns if rebound is None or self.in_window(time_ns) else rebound.start_ns - 1
         for start, end in self.windows():
-            if start <= time_ns < end:
+            if start <= at_ns < end + (0 if rebound is None else BEGUN_NS):
                 return start
-        return None
+        return None if rebound is None else rebound.start_ns
 
 
 def _site_facts(record: Record) -> SiteFacts:
@@ -111,7 +133,11 @@ def _site_facts(record: Record) -> SiteFacts:
         for name, node in record["nodes"].items()
     }
     return SiteFacts(
-        record["mono_ns"], nodes, record["unmanaged_mw"], round(record["response_s"] * SECOND_NS)
+        record["mono_ns"],
+        nodes,
+        record["unmanaged_mw"],
+        round(record["response_s"] * SECOND_NS),
+        round(record.get("release_s", 0) * SECOND_NS),
     )
 
 
@@ -198,8 +224,8 @@ def _step_at(steps: list[list[int | None]], time_ns: int) -> float:
 def _shortfall(records: list[Record], limit: Steps) -> Steps:
     """How many milliwatts the controller said were missing.
 
-    A record covers the time until the next one, until no limit is in force, or until a window record says that the
-    window is closed or that what is committed fits the budget again.
+    A record covers the time until the next one or a ``feasible`` one, until no limit is in force, or until a window
+    record says that the window is closed or that what is committed fits the budget again.
     """
     changes = [
         (time_ns, 0) for time_ns, value in zip(limit.times, limit.values, strict=True) if value == UNBOUNDED
@@ -207,7 +233,7 @@ def _shortfall(records: list[Record], limit: Steps) -> Steps:
     for record in records:
         if record["event"] == "infeasible":
             changes.append((record["mono_ns"], record["shortfall_mw"]))
-        elif record["event"] == "window" and _fits(record):
+        elif record["event"] == "feasible" or (record["event"] == "window" and _fits(record)):
             changes.append((record["mono_ns"], 0))
     return Steps(changes, before=0)
 
