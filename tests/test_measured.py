@@ -111,6 +111,24 @@ def test_caps_near_each_other_are_one_level_and_no_change() -> None:
     assert len(run.record.levels) == 3
 
 
+def test_gpus_under_different_caps_are_at_no_level_and_what_they_lose_counts() -> None:
+    run = MadeUpRun()
+    run.run(60)
+    base = run.record
+    for i in range(1, 31):
+        run.true += 700
+        run.told = (run.true, run.now_s + i)
+        sample = msgspec.structs.replace(run.sample(650 * W, 500 * W), lowest_mw=300 * W)
+        sample = msgspec.structs.replace(
+            sample, now_ns=round((run.now_s + i) * NS), counter_ns=round((run.now_s + i) * NS)
+        )
+        run.record = observe(run.record, sample, TIMES)
+    assert len(run.record.levels) == len(base.levels)
+    assert run.record.totals.capped_s == pytest.approx(30, abs=1)
+    assert run.record.totals.lost == pytest.approx(30 * 300, rel=0.1)
+    assert not run.record.measured
+
+
 def test_a_cap_above_the_draw_does_not_bind() -> None:
     run = MadeUpRun()
     run.run(60)
@@ -262,7 +280,7 @@ def test_lie_a_job_that_slows_its_counter_when_capped_is_not_believed() -> None:
     run.lie = lambda counter: base + 0.4 * (counter - base)
     run.run(60, 500)
     record = run.record
-    assert "while its draw fell by 17%" in record.doubt
+    assert "while its draw fell by 17 %" in record.doubt
     assert (record.loss, record.loss_capped, record.totals.lost) == (None, None, None)
     assert not record.measured
     assert told(run).measurements == ()
@@ -391,7 +409,7 @@ def test_a_run_with_no_baseline_has_no_loss() -> None:
 
 
 def test_a_recalled_baseline_serves_until_one_is_seen() -> None:
-    recalled = Recalled(draw_mw=FREE_MW, rate_per_s=FREE_RATE * 1.02, sd=0.01, measurements=3)
+    recalled = Recalled(draw_mw=FREE_MW, rate_per_s=FREE_RATE * 1.02, sd=0.01)
     run = MadeUpRun()
     run.record = Record(recalled=recalled)
     run.run(60, 450)
@@ -409,7 +427,7 @@ def test_a_recalled_baseline_serves_until_one_is_seen() -> None:
 
 def test_a_recalled_rate_that_cannot_be_is_dropped_and_the_counter_is_not_doubted_for_it() -> None:
     run = MadeUpRun()
-    run.record = Record(recalled=Recalled(draw_mw=FREE_MW, rate_per_s=FREE_RATE / 3, sd=0.01, measurements=1))
+    run.record = Record(recalled=Recalled(draw_mw=FREE_MW, rate_per_s=FREE_RATE / 3, sd=0.01))
     run.run(60, 450)
     assert not run.record.doubt
     assert run.record.rate_per_s is None
@@ -419,7 +437,7 @@ def test_a_recalled_rate_that_cannot_be_is_dropped_and_the_counter_is_not_doubte
 
 def test_a_recalled_draw_that_is_passed_under_a_cap_is_forgotten() -> None:
     run = MadeUpRun()
-    run.record = Record(recalled=Recalled(draw_mw=300 * W, rate_per_s=None, sd=0.01, measurements=1))
+    run.record = Record(recalled=Recalled(draw_mw=300 * W, rate_per_s=None, sd=0.01))
     run.run(5, 450)
     assert run.record.recalled is None
     assert run.record.source == "bounded"
