@@ -14,8 +14,9 @@ from slurm_pfi.controller.core import Core
 from slurm_pfi.controller.ledger import worst_by_gpu
 from slurm_pfi.controller.nodes import declared_nodes
 from slurm_pfi.controller.science import Science
+from slurm_pfi.controller.views import run_view
 from slurm_pfi.elasticity.library import Library
-from slurm_pfi.model import GpuReport, Limit, LimitStep, Plan, Report, ReportId, Run, RunReport
+from slurm_pfi.model import GpuReport, Limit, LimitStep, Plan, Progress, Report, ReportId, Run, RunReport
 from slurm_pfi.slurm.backend import JobInfo
 
 from .world import job_info
@@ -536,3 +537,61 @@ def test_a_run_that_starts_in_a_window_while_slurm_is_silent_waits_and_that_is_s
     site.wait(11)
     site.cycle()
     assert [fields["run"] for fields in site.audits("floor_breach")] == [str(RUN)]
+
+
+# ------------------------------------------------------------------------------------------ what is measured
+
+
+def working(site: Site, counters: dict[str, float | None], seconds: int, limit_w: int = 700) -> None:
+    """Both nodes of one run for so long, each telling its counter, which rises by 100 a second, or none."""
+    for _ in range(seconds):
+        site.wait(1)
+        for name in ("n1", "n2"):
+            counter = counters.get(name)
+            if counter is not None:
+                counters[name] = counter = counter + 100 * min(1.0, limit_w / 600)
+            told = (
+                None
+                if counter is None
+                else Progress(counter=counter, unit="tokens", rate_per_s=7.0, age_s=0.2)
+            )
+            whole = site.report(name, gpu(f"G{name}", RUN, limit_w=limit_w, draw_mw=min(600, limit_w) * W))
+            runs = tuple(msgspec.structs.replace(one, progress=told) for one in whole.runs)
+            site.tell(cs.ReportCame(report=msgspec.structs.replace(whole, runs=runs)))
+
+
+def test_progress_may_come_from_any_node_of_a_run() -> None:
+    site = Site(nodes=2, gpus=1)
+    site.hear("n1", gpu("Gn1", RUN))
+    site.hear("n2", gpu("Gn2", RUN))
+    site.identify(RUN, "n1", "n2")
+    counters: dict[str, float | None] = {"n1": None, "n2": 5000.0}
+    working(site, counters, 80)
+    record = site.state.runs[RUN].record
+    assert (record.source, record.rate_source, record.gpus, record.draw_mw) == ("seen", "seen", 2, 600 * W)
+    assert record.rate_per_s == pytest.approx(100.0)
+    assert record.totals.drawn_j == pytest.approx(2 * 600 * 80, rel=0.05)
+    working(site, counters, 60, limit_w=480)
+    record = site.state.runs[RUN].record
+    assert record.measured
+    assert record.loss_capped == pytest.approx(0.2, abs=0.01)
+    shown = run_view(site.state.runs[RUN], site.state, site.now_ns)
+    assert shown["rate_per_s"] == pytest.approx(80.0)
+    assert shown["loss"] == pytest.approx(0.2, abs=0.01)
+    assert (shown["baseline"], shown["baseline_draw_mw"]) == ("seen", 600 * W)
+
+
+def test_a_run_with_a_silent_node_has_no_draw_of_its_own() -> None:
+    site = Site(nodes=2, gpus=1)
+    site.hear("n1", gpu("Gn1", RUN, draw_mw=600 * W))
+    site.hear("n2", gpu("Gn2", RUN, draw_mw=600 * W))
+    site.wait(2)
+    site.hear("n1", gpu("Gn1", RUN, draw_mw=600 * W))
+    known_j = site.state.runs[RUN].record.totals.drawn_j
+    assert known_j == pytest.approx(2 * 2 * 600)
+    for _ in range(30):
+        site.wait(5)
+        site.hear("n1", gpu("Gn1", RUN, draw_mw=600 * W))
+    record = site.state.runs[RUN].record
+    assert record.since_ns is None
+    assert record.totals.drawn_j < known_j + 13 * 5 * 2 * 600

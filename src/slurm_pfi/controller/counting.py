@@ -48,7 +48,7 @@ def counted(record: Record, sample: Sample, times: TimesSection) -> Record:
     if heard is None or (heard.unit, heard.node) != (sample.unit, sample.node) or counter < heard.counter:
         if record.unit not in ("", sample.unit):
             record = _other_unit(record)
-        record = replace(record, reporting=True, unit=sample.unit, jumps=0, jumped=0.0)
+        record = replace(record, reporting=True, unit=sample.unit, jumps=0, jumped=0.0, jumped_s=0.0)
         return _heard(record, sample, counter, at_ns)
     seconds = (at_ns - heard.ns) / NS_PER_S
     if counter == heard.counter or seconds < LEAST_INTERVAL_S:
@@ -86,6 +86,7 @@ def new_segment(record: Record, *, priced: bool = True) -> Record:
         slump=Drift(),
         jumps=0,
         jumped=0.0,
+        jumped_s=0.0,
     )
 
 
@@ -132,7 +133,7 @@ def _interval(
     if typical is not None and rate > JUMP * typical:
         return _jumped(record, sample, heard, level, seconds, done)
     if record.jumps:
-        record = replace(record, jumps=0, jumped=0.0)  # it was set, not worked for
+        record = replace(record, jumps=0, jumped=0.0, jumped_s=0.0)  # it was set, not worked for
     if typical is not None and rate < STALL * typical:
         record = _worked(record, heard, seconds, done, stalled=True)
         return _slumped(record, sample, seconds, done, times)
@@ -180,7 +181,9 @@ def _jumped(
     record: Record, sample: Sample, heard: Heard, level: Level, seconds: float, done: float
 ) -> Record:
     """Far above its level. Once: its counter was set. Again and again: what the level holds was no training."""
-    record = replace(record, jumps=record.jumps + 1, jumped=record.jumped + done)
+    record = replace(
+        record, jumps=record.jumps + 1, jumped=record.jumped + done, jumped_s=record.jumped_s + seconds
+    )
     if record.jumps < JUMPS:
         return record
     typical = typical_rate(level) or 0.0
@@ -190,14 +193,13 @@ def _jumped(
     if known and times_faster > 0 and not drawn_more:
         text = f"its counter rose {times_faster:.1f} times as fast at the same draw"
         return replace(record, doubt=record.doubt or text)
-    tally, jumped = record.tally, record.jumped
+    jumped_s, jumped = record.jumped_s, record.jumped
     if known:
         record = new_segment(record)
     elif heard.capped:
-        tally = replace(
-            tally, work_s=max(0.0, tally.work_s - level.seconds), work_done=tally.work_done - level.done
-        )
-        record = replace(record, tally=tally)
+        tally = record.tally
+        work_s, work_done = max(0.0, tally.work_s - level.seconds), tally.work_done - level.done
+        record = replace(record, tally=replace(tally, work_s=work_s, work_done=work_done))
     fresh = Level(
         cap_mw=level.cap_mw,
         segment=record.segment,
@@ -206,9 +208,8 @@ def _jumped(
         draw_mws=0.0 if known else level.draw_mws,
     )
     taught, _ = learned(fresh, seconds, done, sample.now_ns)
-    tally = replace(record.tally, done=record.tally.done + jumped - done)
-    record = replace(record, levels=kept(record.levels, taught), tally=tally, jumps=0, jumped=0.0)
-    return _worked(record, heard, seconds, done, stalled=False)
+    record = replace(record, levels=kept(record.levels, taught), jumps=0, jumped=0.0, jumped_s=0.0)
+    return _worked(record, heard, jumped_s, jumped, stalled=False)
 
 
 def _slumped(record: Record, sample: Sample, seconds: float, done: float, times: TimesSection) -> Record:

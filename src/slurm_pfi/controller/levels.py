@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from itertools import pairwise
+from math import isqrt, sqrt
 from typing import Final, NamedTuple
 
 import msgspec
@@ -64,15 +65,25 @@ class Level(Frozen, frozen=True, kw_only=True):
 
     @property
     def rate_sd(self) -> float | None:
-        """Relative standard deviation of the mean rate, by batch means; None with too few of them."""
-        rates = [done / seconds for seconds, done in zip(self.batches[::2], self.batches[1::2], strict=True)]
-        if len(rates) > FEWEST_INTERVALS and self.batches[-2] < self.batch_s / 2:
-            rates.pop()  # the one that has just begun is as noisy as it is short
-        mean = sum(rates) / len(rates) if rates else 0.0
-        if len(rates) < FEWEST_INTERVALS or mean <= 0:
+        """Relative standard deviation of the mean rate; None with too few intervals.
+
+        By the means of a few batches: an interval that ends late makes the next one short, so that single intervals
+        scatter by far more than their sum.
+        """
+        number = len(self.batches) // 2
+        groups = max(FEWEST_INTERVALS, isqrt(number))
+        if number < groups:
             return None
-        square = sum((rate - mean) ** 2 for rate in rates) / (len(rates) - 1)
-        return max(LEAST_NOISE_SD, sqrt(square / len(rates)) / mean)
+        edges = [2 * (number * i // groups) for i in range(groups + 1)]
+        rates = [
+            sum(self.batches[start + 1 : end : 2]) / sum(self.batches[start:end:2])
+            for start, end in pairwise(edges)
+        ]
+        mean = sum(rates) / groups
+        if mean <= 0:
+            return None
+        square = sum((rate - mean) ** 2 for rate in rates) / (groups - 1)
+        return max(LEAST_NOISE_SD, sqrt(square / groups) / mean)
 
 
 # ------------------------------------------------------------------------------------------------- teaching

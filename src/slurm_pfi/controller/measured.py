@@ -78,22 +78,24 @@ def observe(record: Record, sample: Sample, times: TimesSection) -> Record:
 
 
 def _placed(record: Record, sample: Sample, *, gap: bool) -> Record:
-    """Which level the run is at, and since when."""
+    """Which level the run is at, and since when. While its GPUs have different caps, it is at none."""
     known = sample.uncapped or sample.cap_mw is not None
     cap_mw = None if sample.uncapped else sample.cap_mw
-    bound = False
+    bound, uneven = False, False
     if cap_mw is not None:
         base_mw = record.draw_mw
+        lowest_mw = cap_mw if sample.lowest_mw is None else sample.lowest_mw
         if base_mw is not None:
-            bound = cap_mw < base_mw
+            bound = lowest_mw < base_mw
         elif sample.draw_mw is not None:
-            bound = sample.draw_mw >= AT_CAP * cap_mw
+            bound = sample.draw_mw >= AT_CAP * lowest_mw
         within_mw = SAME_CAP * (base_mw or sample.prior_mw or cap_mw)
+        uneven = cap_mw - lowest_mw > within_mw
         if record.cap_mw is not None and abs(record.cap_mw - cap_mw) <= within_mw:
             cap_mw = record.cap_mw
         else:
             cap_mw = nearest_cap(record.levels, record.segment, cap_mw, within_mw)
-    changed = gap or (known, cap_mw) != (record.cap_known, record.cap_mw)
+    changed = gap or uneven or (known, cap_mw) != (record.cap_known, record.cap_mw)
     heard = record.heard
     if heard is not None and heard.capped is not None:
         if gap or not known:
@@ -101,7 +103,7 @@ def _placed(record: Record, sample: Sample, *, gap: bool) -> Record:
         elif bound and not heard.capped:
             heard = replace(heard, capped=True)
     if changed and (record.drift.count or record.drift.strikes or record.slump.count or record.jumps):
-        record = replace(record, drift=Drift(), slump=Drift(), jumps=0, jumped=0.0)
+        record = replace(record, drift=Drift(), slump=Drift(), jumps=0, jumped=0.0, jumped_s=0.0)
     return replace(
         record,
         last_ns=sample.now_ns,

@@ -161,6 +161,7 @@ class Record(Frozen, frozen=True, kw_only=True):
     slump: Drift = Drift()
     jumps: int = 0
     jumped: float = 0.0
+    jumped_s: float = 0.0
     surges: int = 0
 
     # ------------------------------------------------------------------------------------------- baseline

@@ -179,6 +179,7 @@ def sample_of(
         gpus=number,
         draw_mw=round(sum(draws) / number) if number and len(draws) == number else None,
         cap_mw=max(caps) if number and len(caps) == number else None,
+        lowest_mw=min(caps) if number and len(caps) == number else None,
         prior_mw=max((prior_of(gpu) for gpu in gpus), default=None),
         uncapped=len(free) == number and all(free),
         counter=None if progress is None else progress.counter,
