@@ -7,20 +7,30 @@ a figure of the site as it would be uncapped, also while a window is open.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from ..allocation.problem import Policy
+from ..allocation.rounding import lowest_cap_mw
 from ..config import Config
 from ..elasticity.curve import FloatArray, IntArray
-from ..elasticity.evidence import BaselineSource
 from ..elasticity.posterior import Posterior
-from ..model import Frozen
+from ..model import Run
 from ..store.limits import ScheduleStep
 from ..units import watts_to_mw
 from .budget import Gpu, GpuKey, SiteView, gpus_of, look, node_answers
+from .forecast_values import (
+    Baseline,
+    Certificate,
+    Estimate,
+    RunForecast,
+    Standing,
+    Target,
+    UncappedDraw,
+    WhatIf,
+)
 from .knowledge import Knowledge
 from .ledger import default_worst_mw, missing_gpus_mw, prior_of
 from .science import Science
@@ -34,133 +44,6 @@ UNBOUND_SHARE: Final = 0.9
 NOT_CUT: Final = 1e-9
 
 
-class Target(Frozen, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is asked: exactly one of a share (0..1) or a power less than the uncapped draw, or a limit; in mW."""
-
-    share: float | None = None
-    less_mw: int | None = None
-    limit_mw: int | None = None
-    emergency: bool = False
-
-
-class Estimate(Frozen, frozen=True, kw_only=True):
-    """An expected value with its 95 % interval."""
-
-    expected: float
-    low: float
-    high: float
-
-
-class UncappedDraw(Frozen, frozen=True, kw_only=True):
-    """What the site would draw without any cap, by how it is known; sums of all GPUs, mW.
-
-    ``known_mw``: runs with a seen or recalled baseline. ``bounded_mw``: runs never seen uncapped, at their prior
-    limits. ``idle_mw``: GPUs without a run, as measured; ``unread_mw``: those whose draw is not known, at their prior
-    limits. ``silent_mw``: nodes that do not answer and GPUs that are not reported, at their worst. ``beside_mw``: what
-    the site declares beside the GPUs. Bounded, unread, silent and beside are the most that it can be.
-    """
-
-    known_mw: int
-    bounded_mw: int
-    idle_mw: int
-    unread_mw: int
-    silent_mw: int
-    beside_mw: int
-
-    @property
-    def total_mw(self) -> int:
-        return (
-            self.known_mw + self.bounded_mw + self.idle_mw + self.unread_mw + self.silent_mw + self.beside_mw
-        )
-
-
-class RunForecast(Frozen, frozen=True, kw_only=True):
-    """One run under the limit. Powers of one GPU; ``draw_mw`` uncapped, the prior limit where ``baseline`` is bounded.
-
-    ``reduction`` and ``loss`` (0..1) are the most they can be where the baseline is bounded. ``measured``: whether
-    anything measured of this run, or of its kin, went into its curve.
-    """
-
-    run: str
-    job_id: int
-    restart: int
-    user: str | None
-    flex: str | None
-    gpus: int
-    baseline: BaselineSource
-    measured: bool
-    draw_mw: int
-    cap_mw: int
-    floor_mw: int
-    reduction: float
-    loss: Estimate
-    at_floor: bool
-    floor_passed: bool
-
-
-class Certificate(Frozen, frozen=True, kw_only=True):
-    """How far the cut is from cutting everyone alike. ``informed``: whether anything is known that tells runs apart.
-
-    ``step`` (0..1): the share of the way that ``marginal`` certifies, None by another policy or where nothing had to
-    be cut. ``gain``: what the cut saves against the equal one, as a share of all throughput.
-    """
-
-    informed: bool
-    step: float | None
-    gain: Estimate | None
-
-
-class Standing(Frozen, frozen=True, kw_only=True):
-    """What somebody who reads a forecast must know of the controller.
-
-    ``window_mw``: the limit that holds now, None without a window. ``enforces``: whether any node is in that mode.
-    ``simulated``: the GPUs are. ``silent``: nodes that do not answer or take no plan; ``unreached``: runs on them, and
-    others that no plan may cap; they are in no figure of loss.
-    """
-
-    cluster: str
-    policy: str
-    window_mw: int | None
-    off: bool
-    limits_known: bool
-    enforces: bool
-    simulated: bool
-    silent: tuple[str, ...]
-    unreached: tuple[str, ...]
-
-
-class WhatIf(Frozen, frozen=True, kw_only=True):
-    """The answer. Powers of the whole site in mW, losses as shares of the throughput of ``gpus`` GPUs in ``runs``.
-
-    ``asked_less_mw``: the reduction of the uncapped draw that the target means, below zero where it is a limit above
-    it. ``binds`` is False where the site cannot reach the limit without caps. ``loss`` is None without a run. A site of
-    nothing is not ``feasible``. Where the limit cannot be held, ``shortfall_mw`` is missing with every run as low as it
-    may go (which the figures then show), and ``least_limit_mw`` is the lowest that can be held;
-    ``emergency_shortfall_mw``: what an emergency limit would miss.
-    """
-
-    target: Target
-    limit_mw: int
-    asked_less_mw: int
-    uncapped: UncappedDraw
-    uncapped_mw: int
-    worst_mw: int
-    binds: bool
-    feasible: bool
-    shortfall_mw: int
-    least_limit_mw: int
-    emergency_shortfall_mw: int | None
-    runs: tuple[RunForecast, ...]
-    gpus: int
-    loss: Estimate | None
-    waiting: tuple[str, ...]
-    parked_gpus: int
-    parked_mw: int
-    parked_draw_mw: int
-    certificate: Certificate
-    standing: Standing
-
-
 @dataclass(frozen=True, eq=False)
 class Basis:
     """The site as one forecast sees it, worked out once for all limits that are tried on it."""
@@ -170,13 +53,10 @@ class Basis:
     site: SiteView
     knowledge: Knowledge
     asking: tuple[Candidate, ...]
+    baselines: dict[Run, Baseline]
     uncapped: UncappedDraw
     draws_mw: dict[GpuKey, int]
     standing: Standing
-    reserve_mw: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "reserve_mw", watts_to_mw(self.config.policy.reserve_w))
 
     @property
     def worst_mw(self) -> int:
@@ -274,9 +154,10 @@ def look_at(state: State, config: Config, science: Science, now_ns: int) -> Basi
     knowledge = replace(science.knowledge(state))
     asking = candidates(state, config, science, site)
     silent = tuple(node.name for node in state.nodes.values() if not node_answers(node, config, now_ns))
-    draws_mw, uncapped = _uncapped(state, config, site, frozenset(silent))
-    reached = {one.demand.run for one in asking}
     running = [run for run, view in state.runs.items() if view.phase in ("admitted", "waiting")]
+    baselines = {run: _baseline(state.runs[run]) for run in running}
+    draws_mw, uncapped = _uncapped(state, config, site, baselines, frozenset(silent))
+    reached = {one.demand.run for one in asking}
     standing = Standing(
         cluster=config.cluster,
         policy=config.policy.name,
@@ -288,24 +169,22 @@ def look_at(state: State, config: Config, science: Science, now_ns: int) -> Basi
         silent=silent,
         unreached=tuple(str(run) for run in running if run not in reached),
     )
-    return Basis(state, config, site, knowledge, asking, uncapped, draws_mw, standing)
+    return Basis(state, config, site, knowledge, asking, baselines, uncapped, draws_mw, standing)
 
 
-def baseline(view: RunView) -> tuple[BaselineSource, int | None]:
-    """Where a run's uncapped draw is known from, and what it is for one GPU; None where it is bounded."""
+def _baseline(view: RunView) -> Baseline:
     draw_mw = view.record.mean_draw_mw
     return ("bounded", None) if draw_mw is None else (view.record.source, draw_mw)
 
 
 def _uncapped(
-    state: State, config: Config, site: SiteView, silent: frozenset[str]
+    state: State, config: Config, site: SiteView, baselines: dict[Run, Baseline], silent: frozenset[str]
 ) -> tuple[dict[GpuKey, int], UncappedDraw]:
     """The uncapped draw of every reported GPU, and the sums by how they are known."""
-    of_run: dict[GpuKey, RunView] = {}
-    for view in state.runs.values():
-        if view.phase in ("admitted", "waiting"):
-            for key in gpus_of(view):
-                of_run.setdefault(key, view)
+    of_run: dict[GpuKey, Baseline] = {}
+    for run, known in baselines.items():
+        for key in gpus_of(state.runs[run]):
+            of_run.setdefault(key, known)
     draws_mw: dict[GpuKey, int] = {}
     sums = dict.fromkeys(("known", "bounded", "idle", "unread", "silent"), 0)
     for key, gpu in site.gpus.items():
@@ -329,10 +208,10 @@ def _uncapped(
     )
 
 
-def _uncapped_gpu(gpu: Gpu, view: RunView | None, *, shared: bool) -> tuple[str, int]:
+def _uncapped_gpu(gpu: Gpu, known: Baseline | None, *, shared: bool) -> tuple[str, int]:
     report, prior_mw = gpu.report, prior_of(gpu.report)
-    if view is not None:
-        _, draw_mw = baseline(view)
+    if known is not None:
+        _, draw_mw = known
         if draw_mw is None or shared:
             return "bounded", prior_mw
         return "known", min(draw_mw, prior_mw)
@@ -349,7 +228,7 @@ def cut_of(basis: Basis, shares: Shares) -> Cut:
     """The caps as reductions of what each run would draw."""
     draws: list[int] = []
     for demand, gpus in zip(shares.demands, shares.gpus, strict=True):
-        _, known_mw = baseline(basis.state.runs[demand.run])
+        _, known_mw = basis.baselines[demand.run]
         prior_mw = max(prior_of(gpu.report) for gpu in gpus)
         draws.append(prior_mw if known_mw is None else max(1, min(known_mw, prior_mw)))
     draw_mw = np.array(draws, dtype=np.float64)
@@ -394,13 +273,16 @@ def _within(mean: float, sd: float) -> Estimate:
 
 
 def _forecasts(basis: Basis, made: Cut) -> tuple[RunForecast, ...]:
-    mean, sd = losses(basis, made)
+    mean, sd = (values.tolist() for values in losses(basis, made))
     passed = frozenset(made.shares.allocation.floor_passed)
+    caps_mw, draws_mw, reductions = (
+        made.shares.allocation.caps_mw,
+        made.draw_mw.tolist(),
+        made.reduction.tolist(),
+    )
     found: list[RunForecast] = []
     for i, demand in enumerate(made.shares.demands):
-        view, cap_mw = basis.state.runs[demand.run], made.shares.allocation.caps_mw[i]
-        source, _ = baseline(view)
-        bottom_mw = min(-(-demand.floor_mw // 1000) * 1000, demand.ceiling_mw)
+        view, source = basis.state.runs[demand.run], basis.baselines[demand.run][0]
         found.append(
             RunForecast(
                 run=str(demand.run),
@@ -411,12 +293,12 @@ def _forecasts(basis: Basis, made: Cut) -> tuple[RunForecast, ...]:
                 gpus=demand.gpus,
                 baseline=source,
                 measured=basis.knowledge.is_learned(demand.run),
-                draw_mw=round(made.draw_mw[i]),
-                cap_mw=cap_mw,
+                draw_mw=round(draws_mw[i]),
+                cap_mw=caps_mw[i],
                 floor_mw=demand.floor_mw,
-                reduction=float(made.reduction[i]),
-                loss=_within(float(mean[i]), float(sd[i])),
-                at_floor=cap_mw <= bottom_mw,
+                reduction=reductions[i],
+                loss=_within(mean[i], sd[i]),
+                at_floor=caps_mw[i] <= lowest_cap_mw(demand),
                 floor_passed=demand.run in passed,
             )
         )
@@ -426,20 +308,27 @@ def _forecasts(basis: Basis, made: Cut) -> tuple[RunForecast, ...]:
 def _certificate(basis: Basis, made: Cut, limit_mw: int, *, emergency: bool) -> Certificate:
     if not made.gpus.size or made.reduction.max() < NOT_CUT:
         return _UNCUT
-    certified = made.shares.certified
+    certified, informed = made.shares.certified, made.posterior.informed
+    whole = float(made.gpus.sum())
+    if certified is not None and not emergency:
+        return Certificate(
+            informed=informed,
+            step=certified.step,
+            gain=_gain(certified.gain / whole, certified.gain_sd / whole),
+        )
     alike = cut_of(basis, basis.shares(limit_mw, "equal", emergency=emergency))
-    gain = Estimate(expected=0.0, low=0.0, high=0.0)
+    saved, sd = 0.0, 0.0
     if made.shares.allocation.caps_mw != alike.shares.allocation.caps_mw:
         saved, sd = made.posterior.gain(alike.reduction, made.reduction, made.gpus)
-        whole = float(made.gpus.sum())
-        gain = Estimate(
-            expected=saved / whole,
-            low=(saved - SDS_OF_95 * sd) / whole,
-            high=(saved + SDS_OF_95 * sd) / whole,
-        )
     return Certificate(
-        informed=made.posterior.informed, step=None if certified is None else certified.step, gain=gain
+        informed=informed,
+        step=None if certified is None else certified.step,
+        gain=_gain(saved / whole, sd / whole),
     )
+
+
+def _gain(mean: float, sd: float) -> Estimate:
+    return Estimate(expected=mean, low=mean - SDS_OF_95 * sd, high=mean + SDS_OF_95 * sd)
 
 
 def _left_waiting(basis: Basis, shares: Shares) -> Sequence[Candidate]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..bus.control import Reply, Request, refusal
-from .forecast import Target, what_if
+from .forecast import what_if
+from .forecast_values import Target
 from .offers import offer
 
 if TYPE_CHECKING:

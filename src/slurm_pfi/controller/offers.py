@@ -22,18 +22,8 @@ from ..elasticity.evidence import LEAST_BASELINE_SD
 from ..model import Frozen
 from ..slurm.backend import JobInfo, Special
 from ..units import MW_PER_W
-from .forecast import (
-    Basis,
-    Cut,
-    Estimate,
-    Standing,
-    UncappedDraw,
-    baseline,
-    cut_of,
-    least_limit_mw,
-    look_at,
-    total_loss,
-)
+from .forecast import Basis, Cut, cut_of, least_limit_mw, look_at, total_loss
+from .forecast_values import Estimate, Standing, UncappedDraw
 from .science import Science
 from .state import State
 
@@ -156,7 +146,7 @@ def _level(
     made = cut_of(basis, basis.shares(limit_mw))
     given_mw = made.given_mw
     runs = [demand.run for demand in made.shares.demands]
-    sources = [baseline(basis.state.runs[run])[0] for run in runs]
+    sources = [basis.baselines[run][0] for run in runs]
     seen = np.array([source != "bounded" for source in sources], dtype=bool)
     measured = np.array([basis.knowledge.is_learned(run) for run in runs], dtype=bool)
     sd = np.array([LEAST_BASELINE_SD[source] for source in sources], dtype=np.float64)
