@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import median
@@ -153,9 +153,8 @@ def _bound_mw(
     """The limit that counts at this sample: the highest of the response time before it, None if there was none."""
     if at.limit_mw is None:
         return None
-    begins_s = at.unix_s - response_s
     # The sample in force at the beginning of that time counts too; without one nobody knows when the limit came.
-    first = bisect_left(times, begins_s + 1e-9) - 1
+    first = bisect_right(times, at.unix_s - response_s) - 1
     if first < 0:
         return None
     last = bisect_left(times, at.unix_s)

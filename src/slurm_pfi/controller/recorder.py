@@ -18,6 +18,7 @@ from ..store.rows import EndedRun, EventRow, Row, SiteSample, WindowRow
 from .kinship import kin_of
 from .ledger import NS_PER_S
 from .site_rows import (
+    Work,
     audit_event,
     cap_events,
     limit_event,
@@ -28,6 +29,7 @@ from .site_rows import (
     site_sample,
     why_closed,
     window_row,
+    work,
 )
 from .state import RunView, State, WindowView
 from .views import run_view
@@ -80,6 +82,7 @@ class Recorder:
         self._settled = False
         self._runs: dict[Run, RunView] = {}
         self._told_caps: dict[Run, int] = {}
+        self._work: dict[Run, Work | None] = {}
         self._draws: deque[tuple[int, SiteSample]] = deque()
         self._held: deque[tuple[int, Row]] = deque()
         self._next_sample_ns = 0
@@ -167,6 +170,7 @@ class Recorder:
             opened_s = now_unix_s - (now_ns - window.opened_ns) / NS_PER_S
             before_mw = self._draw_before_mw(window.opened_ns)
             self._open = window_row(window_id, window, state, config, opened_s, before_mw)
+            self._work = {}
             rows += [self._open, *(row for _, row in self._held)]
             self._held.clear()
             self._next_sample_ns = self._next_facts_ns = now_ns
@@ -200,7 +204,9 @@ class Recorder:
         there = [view for view in runs.values() if view.phase != "gone"]
         # Remembered before they end too: a controller that starts anew knows no run, but its kin.
         kins = [kin_of(view, state.nodes, now_ns, now_unix_s) for view in there]
-        facts = [run_facts(self._open.id, view, state, now_ns) for view in there]
+        for view in there:
+            self._work.setdefault(view.run, work(view))
+        facts = [run_facts(self._open.id, view, state, self._work[view.run], now_ns) for view in there]
         return [*facts, *(kin for kin in kins if kin is not None)]
 
     def _ended(self, state: State, config: Config, now_ns: int, now_unix_s: float) -> list[Row]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from ..config import Config
 from ..model import GpuReport, LimitClass, Run
@@ -17,6 +17,9 @@ from .views import run_view
 
 UNMEASURED_SHARE: Final = 0.05
 """With more of the site than this counted instead of measured, its draw is told as unknown."""
+
+Work: TypeAlias = tuple[float, float]
+"""Units of a job's counter: done, and lost to caps."""
 
 TOLD_STEP: Final = 0.05
 """A cap that moves by less than this share is not told anew."""
@@ -128,8 +131,8 @@ def run_sample(view: RunView, state: State, config: Config, now_ns: int, now_uni
     draws = [gpu.draw_mw for gpu in gpus]
     caps = [gpu.enforced_mw for gpu in gpus if gpu.enforced_mw is not None]
     known = [draw for draw in draws if draw is not None]
-    shown = run_view(view, state, now_ns) if gpus else {"rate_per_s": None, "baseline_rate_per_s": None}
-    rate, base = shown["rate_per_s"], shown["baseline_rate_per_s"]
+    record = view.record
+    rate, base = (record.rate_now, record.rate_per_s) if gpus and not record.doubt else (None, None)
     return RunSample(
         unix_s=now_unix_s,
         run=str(view.run),
@@ -146,11 +149,21 @@ def _heard_gpus(view: RunView, state: State, config: Config, now_ns: int) -> lis
     return run_gpus(view, state.nodes)
 
 
-def run_facts(window_id: int, view: RunView, state: State, now_ns: int) -> RunFacts:
-    """What is known of a run as such."""
+def work(view: RunView) -> Work | None:
+    """What a run has done and lost so far; None while the latter is unknown."""
+    totals = view.record.totals
+    return None if totals.lost is None else (totals.done, totals.lost)
+
+
+def run_facts(window_id: int, view: RunView, state: State, since: Work | None, now_ns: int) -> RunFacts:
+    """What is known of a run as such. ``since``: its work when the window opened."""
     shown: dict[str, Any] = run_view(view, state, now_ns)
     models = {gpu.model for gpu in run_gpus(view, state.nodes)}
-    job = view.job
+    job, record, until = view.job, view.record, work(view)
+    loss = None
+    if since is not None and until is not None:
+        done, lost = until[0] - since[0], until[1] - since[1]
+        loss = lost / (done + lost) if done + lost > 0 else None
     return RunFacts(
         window=window_id,
         run=str(view.run),
@@ -164,9 +177,11 @@ def run_facts(window_id: int, view: RunView, state: State, now_ns: int) -> RunFa
         flex=shown["flex"],
         max_loss=shown["max_loss"],
         floor_mw=shown["floor_mw"],
-        baseline=shown["baseline"],
-        baseline_draw_mw=shown["baseline_draw_mw"],
+        baseline=record.source,
+        baseline_draw_mw=record.mean_draw_mw,
+        baseline_sd=record.baseline_sd,
         expected_loss=shown["expected_loss"],
+        loss=loss,
     )
 
 
