@@ -18,7 +18,7 @@ from .tables import Column, show_table
 
 _PERCENT: Final = re.compile(r"-?(\d{1,6}(?:\.\d{1,6})?)\s?%", re.ASCII)
 _MINUS: Final = re.compile(r"-[0-9.].*")
-MOST_ROWS: Final = 40
+MOST_ROWS: Final = 20
 _ALLOWED: Final = "write 20% or -2kW for so much less, or 18.5kW for a limit"
 
 
