@@ -24,6 +24,7 @@ _MODULES: Final = {
     "offer": "offer",
     "on": "off",
     "pfi": "pfi",
+    "report": "report.command",
     "status": "status",
     "study": "study",
     "what-if": "what_if",

@@ -1,0 +1,231 @@
+"""A window in plain words: the same sentences stand in the terminal and on the page. Nothing here is markup."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable
+from typing import Final
+
+from ...controller.outcome import Given, WindowReport
+from ...store.rows import WindowRow
+from ...units import format_duration, format_power
+
+UNKNOWN: Final = "not known"
+SIMULATED: Final = "The GPUs of this window were simulated: no figure here was measured on hardware."
+OBSERVED: Final = "Mode observe: caps were planned and none was set; the draw is what the jobs drew anyway."
+MIXED: Final = "Some nodes were only observed: their GPUs kept their limits."
+STILL_OPEN: Final = "The window is still open: this is what there is so far."
+
+
+# ---------------------------------------------------------------------------------------------------- time
+
+
+def utc(unix_s: float, pattern: str = "%Y-%m-%d %H:%M:%S") -> str:
+    return dt.datetime.fromtimestamp(unix_s, dt.UTC).strftime(pattern)
+
+
+def local_offset(unix_s: float) -> str:
+    """This host's offset from UTC at that instant: ``+01:00``."""
+    text = dt.datetime.fromtimestamp(unix_s, dt.UTC).astimezone().strftime("%z")
+    return f"{text[:3]}:{text[3:5]}"
+
+
+def span(start_s: float, end_s: float) -> str:
+    """``2026-11-30 14:00:00 to 14:20:00 UTC``; with this host's own time beside it where that differs."""
+
+    def both(start: dt.datetime, end: dt.datetime) -> str:
+        ends = "%H:%M:%S" if start.date() == end.date() else "%Y-%m-%d %H:%M:%S"
+        return f"{start:%Y-%m-%d %H:%M:%S} to {end.strftime(ends)}"
+
+    start, end = (dt.datetime.fromtimestamp(at_s, dt.UTC) for at_s in (start_s, end_s))
+    told = f"{both(start, end)} UTC"
+    here = start.astimezone()
+    if here.utcoffset():
+        told += f" ({here:%H:%M:%S} to {end.astimezone():%H:%M:%S} local time, UTC{local_offset(start_s)})"
+    return told
+
+
+# ---------------------------------------------------------------------------------------------------- figures
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    return UNKNOWN if share is None else f"{100 * share:.{digits}f} %"
+
+
+def power(power_mw: int | None) -> str:
+    return UNKNOWN if power_mw is None else format_power(power_mw)
+
+
+def energy(kwh: float) -> str:
+    """Watt-hours below 1 kWh, so that little is not told as nothing."""
+    return f"{kwh:.2f} kWh" if kwh >= 1 else f"{1000 * kwh:.1f} Wh"
+
+
+def job_of(run: str) -> str:
+    """``cluster:1234.0`` as people name it: the restart only if there was one."""
+    job = run.rpartition(":")[2]
+    return job.removesuffix(".0")
+
+
+def count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+# ---------------------------------------------------------------------------------------------------- sentences
+
+
+def headline(window: WindowRow, until_s: float) -> str:
+    length = format_duration(until_s - window.opened_unix_s)
+    return f"{span(window.opened_unix_s, until_s)}, {length}"
+
+
+def limit_line(window: WindowRow) -> str:
+    return (
+        f"{window.class_} limit {', '.join(window.limit_ids)} of {format_power(window.limit_mw)}, "
+        f"policy {window.policy}, mode {window.mode}"
+    )
+
+
+def ended_line(window: WindowRow) -> str:
+    return (
+        STILL_OPEN
+        if window.closed_unix_s is None
+        else f"It closed because {window.ended or 'of a reason not recorded'}."
+    )
+
+
+def verdict(report: WindowReport) -> str:
+    """Whether the limit was kept, as far as samples tell."""
+    found, response_s = report.compliance, report.window.response_s
+    if not found.counted_s or found.worst_mw is None:
+        return "Whether the limit was kept is not known: " + (
+            "no sample has a known draw." if found.unknown_s else f"it was not in force for {response_s:g} s."
+        )
+    unknown = ""
+    if found.unknown_s >= 1:
+        unknown = f" For {format_duration(found.unknown_s)} more the draw is not known."
+    interval = "" if found.interval_s is None else f", sampled every {found.interval_s:.1f} s"
+    counted = f"{format_duration(found.counted_s)}{interval}"
+    if found.above_s <= 0:
+        return (
+            f"The limit was kept: in {counted}, the draw was never above it. "
+            f"It came within {format_power(-found.worst_mw)} of it.{unknown}"
+        )
+    share = found.above_s / found.counted_s
+    return (
+        f"The draw was above the limit for {found.above_s:.1f} s of {counted} ({percent(share)}): "
+        f"{energy(found.above_kwh)} in all, {format_power(found.worst_mw)} at the worst.{unknown}"
+    )
+
+
+def counting(report: WindowReport) -> str:
+    return f"A limit counts from {report.window.response_s:g} s after it came into force (times.response_s)."
+
+
+def bottom_up(report: WindowReport) -> str:
+    """Delivered, as the sum over runs."""
+    found = report.delivered
+    if found.bottom_up_mw is None:
+        return "What the runs gave is not known: none of them has a known baseline."
+    interval = ""
+    if found.low_mw is not None and found.high_mw is not None:
+        interval = f" (95 % interval {format_power(found.low_mw)} to {format_power(found.high_mw)})"
+    text = (
+        f"{count(found.known_runs, 'run')} gave {format_power(found.bottom_up_mw)}{interval} on average: "
+        "baseline draw less draw."
+    )
+    if found.unknown_runs:
+        text += f" Not counted: {count(found.unknown_runs, 'run')} without a known baseline."
+    return text
+
+
+def top_down(report: WindowReport) -> str:
+    """Delivered, as seen from the site."""
+    before_mw, mean_mw = report.window.draw_before_mw, report.compliance.mean_draw_mw
+    if before_mw is None:
+        return "The draw before the window is not known, so the site's own reduction is not known."
+    if mean_mw is None:
+        return f"The site drew {format_power(before_mw)} in the minute before; what it drew in the window is not known."
+    less_mw = before_mw - mean_mw
+    how = "less" if less_mw >= 0 else "more"
+    share = f" ({percent(abs(less_mw) / before_mw)})" if before_mw > 0 else ""
+    return (
+        f"The site drew {format_power(before_mw)} in the minute before and {format_power(mean_mw)} on average in the "
+        f"window: {format_power(abs(less_mw))} {how}{share}."
+    )
+
+
+def cost(report: WindowReport) -> str:
+    """What the runs lost."""
+    if report.loss is None or report.lost_gpu_h is None:
+        return "What it cost in throughput is not known: no run told its progress beside a known baseline."
+    known = sum(1 for run in report.runs if run.lost_gpu_h is not None)
+    rest = len(report.runs) - known
+    verb = "lost" if report.loss >= 0 else "gained"
+    text = (
+        f"{count(known, 'run')} {verb} {percent(abs(report.loss))} of throughput, "
+        f"{abs(report.lost_gpu_h):.2f} GPU-hours of work."
+    )
+    return text + (f" Of {count(rest, 'run')} the loss is not known." if rest else "")
+
+
+def promises(report: WindowReport) -> str:
+    """Floors passed and runs that waited."""
+    passed = [job_of(run.facts.run) for run in report.runs if run.floor_passed]
+    waited = [job_of(run.facts.run) for run in report.runs if run.waited]
+    parts = []
+    parts.append(f"Floors passed: {_some(passed)}." if passed else "No floor was passed.")
+    parts.append(
+        f"Waited for power: {_some(waited)}." if waited else "No run waited for power beyond its grace."
+    )
+    return " ".join(parts)
+
+
+def rebound(report: WindowReport) -> str | None:
+    """The peak after the window beside the draw before it; None where nothing is known of either."""
+    draws = [s.draw_mw for s in report.site if s.unix_s >= report.until_unix_s and s.draw_mw is not None]
+    before_mw = report.window.draw_before_mw
+    if not draws or before_mw is None or report.window.closed_unix_s is None:
+        return None
+    peak_mw = max(draws)
+    how = "no new peak" if peak_mw <= before_mw else f"{percent(peak_mw / before_mw - 1)} above it"
+    return (
+        f"Afterwards the site drew {format_power(peak_mw)} at most; before the window it drew "
+        f"{format_power(before_mw)} on average: {how}."
+    )
+
+
+def warnings(report: WindowReport) -> list[str]:
+    """What a reader must know before any figure."""
+    told = [SIMULATED] if report.window.simulated else []
+    if report.window.mode != "enforce":
+        told.append(OBSERVED if report.window.mode == "observe" else MIXED)
+    if report.window.closed_unix_s is None:
+        told.append(STILL_OPEN)
+    most_mw = max((sample.unmeasured_mw for sample in report.site), default=0)
+    if most_mw:
+        told.append(
+            f"Of the draw up to {format_power(most_mw)} was not measured: GPUs without a reading count at the most "
+            "that they could draw."
+        )
+    return told
+
+
+def note(run: Given) -> str:
+    """What is remarkable about one run; empty if nothing is."""
+    notes = []
+    if run.floor_passed:
+        notes.append("floor passed")
+    if run.waited:
+        notes.append("waited for power")
+    if run.facts.baseline_draw_mw is None:
+        notes.append("no known baseline")
+    elif run.facts.baseline == "recalled":
+        notes.append("baseline recalled")
+    return ", ".join(notes)
+
+
+def _some(names: Iterable[str], most: int = 12) -> str:
+    known = list(names)
+    more = f" and {len(known) - most} more" if len(known) > most else ""
+    return ", ".join(known[:most]) + more
