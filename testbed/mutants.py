@@ -23,6 +23,7 @@ COPIED: Final = ("src", "tests", "testbed", "pyproject.toml", "prolog", "epilog"
 LIMIT_S: Final = 300
 
 LOOP: Final = ("tests/test_closed_loop.py", "tests/test_checker_cores.py")
+REBOUND: Final = ("tests/test_rebound.py", "tests/test_checker_cores.py")
 GUARD: Final = ("tests/test_guard.py",)
 LEARNER: Final = ("tests/test_elasticity_learner.py",)
 NODE: Final = ("tests/test_node_core.py", "tests/test_node_machine.py")
@@ -56,6 +57,38 @@ MUTANTS: Final = (
         old="    return tuple(sent for sent in node.outstanding if sent.plan.id >= held)",
         new="    return tuple(sent for sent in node.outstanding if sent.plan.id == held)",
         tests=LOOP,
+    ),
+    Mutant(
+        name="a-rebound-without-its-limit",
+        invariant="no new peak",
+        file="controller/rebound.py",
+        old="    limit_mw = max(least_mw, _level_mw(rebound, config, before_mw, uncapped_mw, now_ns))",
+        new="    limit_mw = uncapped_mw - MW_PER_W",
+        tests=REBOUND,
+    ),
+    Mutant(
+        name="a-rebound-that-takes-what-the-window-left",
+        invariant="no new peak",
+        file="controller/rebound.py",
+        old="    asking = tuple(_kept(one, rebound) for one in asking)\n",
+        new="",
+        tests=REBOUND,
+    ),
+    Mutant(
+        name="all-nodes-give-back-in-one-instant",
+        invariant="no new peak",
+        file="controller/dispatch.py",
+        old="config.times.response_s + share * quick_s(config)",
+        new="config.times.response_s",
+        tests=REBOUND,
+    ),
+    Mutant(
+        name="a-node-gives-back-before-it-can-hear-of-the-rebound",
+        invariant="no new peak",
+        file="controller/dispatch.py",
+        old="    return RESPONSES_LATE * config.times.response_s + share * quick_s(config)\n",
+        new="    return share\n",
+        tests=REBOUND,
     ),
     Mutant(
         name="restore-in-the-epilog-inside-a-window",

@@ -74,7 +74,7 @@ class Verdict:
         return tuple(finding for result in self.results for finding in result.findings)
 
     def result(self, invariant: str) -> Result:
-        """The result named ``files``, ``1``, ``2``, ``3``, ``7``, ``9`` or ``placement``. Raises KeyError."""
+        """``files``, ``1``, ``2``, ``3``, ``7``, ``9``, ``placement`` or ``rebound`` by name. Raises KeyError."""
         for result in self.results:
             if result.invariant == invariant:
                 return result

@@ -23,8 +23,7 @@ from .ledger import NS_PER_S, prior_of
 from .shares import Candidate
 from .state import Action, Audit, DrawSample, NodeView, Rebound, State
 
-RECORD_S: Final = 60.0
-SAMPLE_S: Final = 5.0
+SAMPLES: Final = 12
 RAMP_STEPS: Final = 12  # a plan for every node each time
 
 
@@ -48,11 +47,12 @@ class Hold:
 
 def observe_draws(state: State, config: Config, now_ns: int) -> State:
     """Keep what the nodes draw while no window is open, every few seconds, for a minute."""
-    if state.draws and now_ns - state.draws[-1].at_ns < SAMPLE_S * NS_PER_S:
+    record_ns = quick_s(config) * NS_PER_S
+    if state.draws and now_ns - state.draws[-1].at_ns < record_ns / SAMPLES:
         return state
     drawn = {node.name: _draw_mw(node, config, now_ns) for node in state.nodes.values()}
     by_node = {name: mw for name, mw in drawn.items() if mw is not None}
-    young = (old for old in state.draws if now_ns - old.at_ns <= RECORD_S * NS_PER_S)
+    young = (old for old in state.draws if now_ns - old.at_ns <= record_ns)
     draws = (*young, DrawSample(at_ns=now_ns, by_node=by_node))
     # What an earlier window left is out of date as soon as something newer is known.
     return msgspec.structs.replace(state, draws=draws, draw_before=None if by_node else state.draw_before)
