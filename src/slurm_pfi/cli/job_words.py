@@ -126,7 +126,8 @@ def _known(told: _Told) -> list[str]:
 def _known_draw(told: _Told) -> str:
     draw = told["baseline_draw_mw"]
     if draw is None:
-        prior = f": its limit of {format_power(told['prior_mw'])} is taken as the most it can be" if told["prior_mw"] else ""
+        prior_mw = told["prior_mw"]
+        prior = f": its limit of {format_power(prior_mw)} is taken as the most it can be" if prior_mw else ""
         return f"draw without a cap: not known, it was never seen without one for long enough{prior}"
     how = {
         "seen": "seen on this run",

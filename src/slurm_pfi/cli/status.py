@@ -152,7 +152,7 @@ def in_groups(nodes: Sequence[_Node]) -> list[dict[str, Any]]:
 
 def folded(names: Sequence[str]) -> str:
     """``gpu[01-04,07]``; as they are, where they are no ordinary names."""
-    return _folded(tuple(names))
+    return plain(names[0]) if len(names) == 1 else _folded(tuple(names))
 
 
 @lru_cache(maxsize=64)

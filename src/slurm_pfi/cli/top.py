@@ -78,7 +78,7 @@ def render(
     if height < _EVERYTHING or left_out:
         parts.append(_line(f"{note}q or Ctrl-C ends", "dim"))
     for part in parts:
-        if isinstance(part, Text):
+        if isinstance(part, Text) and "\n" not in part.plain:
             part.truncate(width, overflow="ellipsis")
     return Group(*parts[:height])
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from rich.cells import cell_len
 from rich.console import Console
 
-from ..tables import Column, fit, show_table
+from ..tables import Column, shortened, show_table
 
 _MOST_DIGITS: Final = 6
 
@@ -16,13 +15,8 @@ _MOST_DIGITS: Final = 6
 def show_with_intervals(out: Console, columns: Sequence[Column], rows: Sequence[Any]) -> None:
     """A table whose ``short`` cells are those without intervals; says so where the width lets only them in."""
     show_table(out, columns, rows)
-    made, hidden = fit(columns, rows, out.width)
-    there = [column for column in columns if column.heading not in hidden]
-    for column, shown in zip(there, made.columns, strict=True):
-        full = max((cell_len(column.cell(row)) for row in rows), default=0)
-        if column.short is not None and shown.width is not None and shown.width < full:
-            out.print(f"intervals not shown on {out.width} columns (--json has all)", style="dim")
-            return
+    if shortened(columns, rows, out.width):
+        out.print(f"intervals not shown on {out.width} columns (--json has all)", style="dim")
 
 
 def figure(value: float, digits: int = 0) -> str:
