@@ -41,6 +41,7 @@ bench: setup
 	$(PY) -m bench.controller
 	$(PY) -m bench.solve
 	$(PY) -m bench.learner
+	$(PY) -m bench.answers
 
 science: setup
 	@./bench/science
