@@ -11,7 +11,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from ..config import TimesSection
-from .levels import FEWEST_INTERVALS, JUMP, STALL, Level, kept, learned, typical_rate
+from .levels import FEWEST_INTERVALS, JUMP, STALL, Level, drew, kept, learned, typical_rate
 from .record import Drift, Heard, Record, Sample
 
 NS_PER_S: Final = 1_000_000_000
@@ -36,8 +36,11 @@ CHANGED_SD: Final = 4.0
 """A block of work is other work when its rate is off by so much, and by so many standard deviations."""
 
 SAME_DRAW: Final = 1.1
+PART_STALL: Final = 0.9
+"""An interval with the draw of a stall in it and a rate below this share of its level's held a part of a stall."""
+
 MIXED_STALL: Final = 0.25
-"""Below this share of the baseline rate, work across a change of caps is a stall."""
+"""Below this share of the baseline rate, work across a change of caps is a stall; twice that with such a draw."""
 
 
 def counted(record: Record, sample: Sample, times: TimesSection) -> Record:
@@ -124,7 +127,7 @@ def _interval(
         base = record.rate_per_s
         if base is not None and rate > JUMP * base:
             return record
-        stalled = base is not None and rate < MIXED_STALL * base
+        stalled = base is not None and rate < MIXED_STALL * base * (2 if heard.low else 1)
         return _worked(record, heard, seconds, done, stalled=stalled)
     level = record.level(record.cap_mw) or Level(
         cap_mw=record.cap_mw, segment=record.segment, last_ns=sample.now_ns
@@ -137,7 +140,11 @@ def _interval(
     if typical is not None and rate < STALL * typical:
         record = _worked(record, heard, seconds, done, stalled=True)
         return _slumped(record, sample, seconds, done, times)
+    if typical is not None and heard.low and rate < PART_STALL * typical:
+        return _worked(record, heard, seconds, done, stalled=True)
     taught, forgotten = learned(level, seconds, done, sample.now_ns)
+    if heard.draw_s > 0:
+        taught = drew(taught, heard.draw_mws, heard.draw_s, sample.now_ns)
     record = _worked(record, heard, seconds, done, stalled=False)
     tally = record.tally
     if forgotten.seconds > 0 and heard.capped:
@@ -227,8 +234,8 @@ def _drifted(
 ) -> Record:
     """Compare a block of work with the level as it was before; two blocks in a row that are off alike are new work."""
     drift = record.drift
-    if level.count < FEWEST_INTERVALS:
-        return replace(record, drift=Drift()) if drift.count else record
+    if drift.before is None and (level.count < FEWEST_INTERVALS or level.seconds < _block_s(times)):
+        return record
     before = drift.before or level
     drift = replace(
         drift,

@@ -170,13 +170,13 @@ def is_high(level: Level | None, draw_mw: int) -> bool:
     return level is not None and level.draw_s > 0 and draw_mw * LOW_DRAW > level.draw_mws / level.draw_s
 
 
-def drew(level: Level, draw_mw: int, seconds: float, now_ns: int) -> Level:
-    """One more sample of the draw. It fades as the batches do."""
+def drew(level: Level, draw_mws: float, seconds: float, now_ns: int) -> Level:
+    """More of its draw, in mW x s of one GPU. It fades as the batches do."""
     fade = 0.5 if level.draw_s > MOST_BATCHES * LONGEST_BATCH_S else 1.0
     return msgspec.structs.replace(
         level,
         draw_s=level.draw_s * fade + seconds,
-        draw_mws=level.draw_mws * fade + draw_mw * seconds,
+        draw_mws=level.draw_mws * fade + draw_mws,
         last_ns=now_ns,
     )
 

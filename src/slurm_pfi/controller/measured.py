@@ -145,14 +145,19 @@ def _drawn(
         cut_gpu_s=tally.cut_gpu_s + cut_s,
         cut_mws=tally.cut_mws + cut_s * draw_mw,
     )
-    levels, surges = record.levels, 0
+    levels, heard, surges = record.levels, record.heard, 0
     if record.cap_known and seconds > 0 and not low and sample.now_ns >= record.changed_ns + SETTLE_NS:
         if is_high(level, draw_mw):
             surges = record.surges + 1
-        else:
+        elif heard is None:
             level = level or Level(cap_mw=record.cap_mw, segment=record.segment, last_ns=sample.now_ns)
-            levels = kept(levels, drew(level, draw_mw, seconds, sample.now_ns))
-    record = replace(record, tally=tally, levels=levels, surges=surges)
+            levels = kept(levels, drew(level, draw_mw * seconds, seconds, sample.now_ns))
+        else:
+            draw_s, draw_mws = heard.draw_s + seconds, heard.draw_mws + draw_mw * seconds
+            heard = replace(heard, draw_s=draw_s, draw_mws=draw_mws)
+    if low and heard is not None and not heard.low:
+        heard = replace(heard, low=True)
+    record = replace(record, tally=tally, levels=levels, surges=surges, heard=heard)
     if level is not None and surges >= SURGES:
         record = _trains_now(record, level, draw_mw, sample)
     if sample.uncapped:

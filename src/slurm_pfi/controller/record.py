@@ -99,13 +99,20 @@ class Tally(Frozen, frozen=True, kw_only=True):
 
 
 class Heard(Frozen, frozen=True, kw_only=True):
-    """The counter when it last rose. ``capped``: whether a binding cap was there since; None: that is not known."""
+    """The counter when it last rose.
+
+    ``capped``: whether a binding cap was there since; None: that is not known. ``low``: the draw was that of a stall.
+    ``draw_s`` and ``draw_mws``: draw of one GPU since, which teaches the level once it is known to have been work.
+    """
 
     counter: float
     ns: int
     unit: str
     node: str
     capped: bool | None
+    low: bool = False
+    draw_s: float = 0.0
+    draw_mws: float = 0.0
 
 
 class Drift(Frozen, frozen=True, kw_only=True):
