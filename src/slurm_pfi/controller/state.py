@@ -81,13 +81,8 @@ class RunView(Frozen, frozen=True, kw_only=True):
     tag_due_ns: int | None = None
 
     @property
-    def baseline(self) -> Record:
-        """Until all who read a baseline read ``record``."""
-        return self.record
-
-    @property
     def capped_since_ns(self) -> int | None:
-        """Until all who read it read ``record``."""
+        """Since when caps have lowered its draw; None while none does."""
         return self.record.capped_since_ns
 
 
