@@ -69,7 +69,7 @@ def site_sample(state: State, config: Config, phase: Phase, now_ns: int, now_uni
 def _draws(nodes: Iterable[NodeView], config: Config, now_ns: int) -> tuple[int, int]:
     """What GPUs were measured to draw, and what those without a reading could draw at most."""
     measured_mw = unmeasured_mw = 0
-    late_ns = round(config.times.node_answer_s * NS_PER_S)
+    late_ns = _late_ns(config)
     for node in nodes:
         if node.report is None or now_ns - node.heard_ns > late_ns:
             unmeasured_mw += default_worst_mw(node)
@@ -122,6 +122,11 @@ def why_closed(row: WindowRow, state: State, now_unix_s: float) -> str:
     return "the limit is no longer below what the site can draw"
 
 
+def _late_ns(config: Config) -> int:
+    """What a node said longer ago is not its draw of now: one report may be missing, no more."""
+    return round(max(config.times.node_answer_s, 2 * config.times.report_s) * NS_PER_S)
+
+
 # ------------------------------------------------------------------------------------------------- the runs
 
 
@@ -143,8 +148,7 @@ def run_sample(view: RunView, state: State, config: Config, now_ns: int, now_uni
 
 
 def _heard_gpus(view: RunView, state: State, config: Config, now_ns: int) -> list[GpuReport]:
-    late_ns = round(config.times.node_answer_s * NS_PER_S)
-    if any(now_ns - state.nodes[name].heard_ns > late_ns for name in view.gpus):
+    if any(now_ns - state.nodes[name].heard_ns > _late_ns(config) for name in view.gpus):
         return []
     return run_gpus(view, state.nodes)
 

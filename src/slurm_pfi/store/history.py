@@ -357,7 +357,7 @@ class History:
         return self._read(lambda connection: db.site_samples(connection, from_s, to_s))
 
     def run_means(self, from_s: float, to_s: float) -> dict[str, RunMeans]:
-        """The runs in ``[from_s, to_s]``, by run."""
+        """The runs in ``[from_s, to_s)``, by run."""
         found = self._read(lambda connection: db.run_means(connection, from_s, to_s))
         return {run: RunMeans(*values) for run, values in found.items()}
 

@@ -240,10 +240,10 @@ def site_samples(connection: sqlite3.Connection, from_s: float, to_s: float) -> 
 def run_means(
     connection: sqlite3.Connection, from_s: float, to_s: float
 ) -> dict[str, tuple[float, float, int, float | None, float | None, int | None]]:
-    """Of each run in ``[from_s, to_s]``: first and last sample, their number, mean draw, mean share, lowest cap."""
+    """Of each run in ``[from_s, to_s)``: first and last sample, their number, mean draw, mean share, lowest cap."""
     found = connection.execute(
         "SELECT run, min(t), max(t), count(*), avg(draw_mw), avg(share), min(cap_mw) FROM run_sample"
-        " WHERE t BETWEEN ? AND ? GROUP BY run",
+        " WHERE t >= ? AND t < ? GROUP BY run",
         (from_s, to_s),
     )
     return {

@@ -13,7 +13,7 @@ from typing import Final
 from ...controller.outcome import MOST_GAP_S, WindowReport, thin
 from ...store.rows import RunSample
 from ...units import format_power
-from .scale import Scale, nice_top, ticks, time_ticks
+from .scale import Scale, round_axis, time_ticks
 from .words import utc
 
 SITE_POINTS: Final = 600
@@ -100,13 +100,12 @@ def site_chart(report: WindowReport, paper: Paper) -> str:
     """Draw against the limit: the limit in steps, the sum of the caps, the draw, and the phases shaded."""
     site = thin(report.site, SITE_POINTS)
     window = report.window
-    start_s = min([window.opened_unix_s, *(sample.unix_s for sample in site[:1])])
-    end_s = max([report.until_unix_s, *(sample.unix_s for sample in site[-1:])])
+    start_s, end_s = _span(report)
     values = [v for s in site for v in (s.draw_mw, s.limit_mw, s.committed_mw) if v is not None]
     unit, mw = ("W", W_MW) if max(values, default=0) < 10 * KW_MW else ("kW", KW_MW)
-    top = nice_top(1.02 * max(values, default=mw) / mw)
+    marks = round_axis(0.97 * min(values, default=0) / mw, 1.02 * max(values, default=mw) / mw, paper.y_ticks)
     x = Scale(start_s, end_s, paper.left, paper.width - paper.right)
-    y = Scale(0.0, top, paper.height - paper.bottom, paper.top)
+    y = Scale(marks[0], marks[-1], paper.height - paper.bottom, paper.top)
 
     def known(power_mw: int | None) -> float | None:
         return None if power_mw is None else power_mw / mw
@@ -115,7 +114,7 @@ def site_chart(report: WindowReport, paper: Paper) -> str:
         _opening(paper.width, paper.height, f"site-chart {paper.name}", "Draw of the site against its limit")
     ]
     parts += _phases(report, x, y, paper)
-    parts += _y_axis(y, ticks(top, paper.y_ticks), unit, paper)
+    parts += _y_axis(y, marks, unit, paper)
     parts += _x_axis(x, y, time_ticks(start_s, end_s, paper.x_ticks), paper)
     piece_s = (end_s - start_s) / max(1, len(site))
     outside_s = max(OUTSIDE_GAP_S, 4 * piece_s)
@@ -143,6 +142,12 @@ def site_chart(report: WindowReport, paper: Paper) -> str:
     parts += _direct_labels(report, x, y, mw)
     parts.append("</svg>")
     return "".join(parts)
+
+
+def _span(report: WindowReport) -> tuple[float, float]:
+    """The first and last instant on the axes of time."""
+    times = [sample.unix_s for sample in (*report.site[:1], *report.site[-1:])]
+    return min([report.window.opened_unix_s, *times]), max([report.until_unix_s, *times])
 
 
 def _opening(width: int, height: int, kind: str, title: str) -> str:
@@ -219,18 +224,17 @@ _CAP_BOX: Final = (88.0, 132.0)
 
 def run_chart(report: WindowReport, samples: Sequence[RunSample], name: str) -> str:
     """Throughput above, cap and draw of one GPU below, on one axis of time."""
-    site = report.site
-    start_s = min([report.window.opened_unix_s, *(sample.unix_s for sample in site[:1])])
-    end_s = max([report.until_unix_s, *(sample.unix_s for sample in site[-1:])])
+    start_s, end_s = _span(report)
     x = Scale(start_s, end_s, _RUN_LEFT, RUN_WIDTH - 4)
     gap_s = _run_gap_s(samples)
     shares = [(s.unix_s, s.share) for s in samples]
     caps = [(s.unix_s, None if s.cap_mw is None else s.cap_mw / W_MW) for s in samples]
     draws = [(s.unix_s, None if s.draw_mw is None else s.draw_mw / W_MW) for s in samples]
-    share_top = nice_top(max([1.1, *(value for _, value in shares if value is not None)]))
-    share_top = 1.2 if share_top <= 1.2 else share_top
-    watt_top = nice_top(max([1.0, *(v for _, v in (*caps, *draws) if v is not None)]))
-    share_y = Scale(0.0, share_top, _SHARE_BOX[1], _SHARE_BOX[0])
+    known = [value for _, value in shares if value is not None]
+    low = 0.5 if min(known, default=0.0) >= 0.5 else 0.0
+    share_y = Scale(low, max(1.1, *known) if known else 1.1, _SHARE_BOX[1], _SHARE_BOX[0])
+    watts = [value for _, value in (*caps, *draws) if value is not None]
+    watt_top = round_axis(0.0, max([1.0, *watts]), 4)[-1]
     watt_y = Scale(0.0, watt_top, _CAP_BOX[1], _CAP_BOX[0])
     left, right = x.at(report.window.opened_unix_s), x.at(report.until_unix_s)
     parts = [_opening(RUN_WIDTH, RUN_HEIGHT, "run-chart", f"Throughput and cap of {name}")]
@@ -240,7 +244,7 @@ def run_chart(report: WindowReport, samples: Sequence[RunSample], name: str) -> 
             f'<path class="axis" d="M{_RUN_LEFT} {bottom:g}H{RUN_WIDTH - 4}"/>'
         )
     parts.append(f'<path class="base" d="M{_RUN_LEFT} {share_y.at(1.0):g}H{RUN_WIDTH - 4}"/>')
-    for value, label in ((1.0, "100 %"), (0.0, "0")):
+    for value, label in ((1.0, "100 %"), (low, f"{100 * low:.0f} %")):
         parts.append(f'<text class="y" x="{_RUN_LEFT - 6}" y="{share_y.at(value) + 4:g}">{label}</text>')
     for value in (watt_top, 0.0):
         label = f"{value:g} W" if value else "0"

@@ -103,18 +103,19 @@ def _site(report: WindowReport) -> str:
     held = any(at_s >= report.until_unix_s and limit is not None for at_s, limit in report.limits)
     keys = [
         ("limit", "site limit"),
-        ("caps", "sum of all caps, with what is declared beside the GPUs"),
-        ("draw", "draw: GPUs measured, the rest declared"),
+        ("caps", "sum of the caps, declared load included"),
+        ("draw", "draw of the site"),
         ("counts", "from here the limit counts"),
     ]
     if held and report.window.closed_unix_s is not None:
-        keys.append(("hold", "most that is let through in the slow release"))
+        keys.append(("hold", "most that the slow release lets through"))
     offset = words.local_offset(report.window.opened_unix_s)
     zone = "" if offset == "+00:00" else f" This host's own time is UTC{offset}."
     return (
         f"<h2>Draw against the limit</h2>{_key(keys)}"
         f"{site_chart(report, WIDE)}{site_chart(report, NARROW)}"
-        f'<p class="how">Time in UTC.{zone} A gap in the draw is a time in which it was not known. '
+        f'<p class="how">Time in UTC.{zone} The axis of power need not begin at zero. '
+        "A gap in the draw is a time in which it was not known. "
         f"Of every figure {format_power(report.window.beside_mw)} is declared beside the GPUs and not measured.</p>"
     )
 
@@ -189,6 +190,7 @@ def _notes(report: WindowReport) -> str:
         "Given by the runs: for each run its uncapped baseline draw less its mean draw, times its GPUs and its share "
         "of the time, summed. The interval comes from the baselines' own errors, taken as independent from run to run. "
         "Parked GPUs and runs without a known baseline are not in it.",
+        "The site's own reduction differs from it by what came, went or was parked meanwhile.",
         "Loss: one less throughput over the run's own uncapped throughput, by the counter that the job reports itself. "
         "A run that reports none has no known loss.",
         "Baselines: seen, when the run ran uncapped long enough; recalled, from earlier runs of the same work.",

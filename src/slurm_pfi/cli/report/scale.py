@@ -29,22 +29,21 @@ class Scale:
         return round(self.start + share * (self.end - self.start), 1)
 
 
-def nice_top(value: float) -> float:
-    """The least round figure (1, 1.2, 1.5, 2, ... times a power of ten) that is not below ``value``; 1 for none."""
-    if value <= 0:
-        return 1.0
-    power = 10.0 ** math.floor(math.log10(value))
-    return next(
-        (step * power for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if step * power >= value), 10 * power
-    )
+def round_axis(low: float, high: float, most: int) -> list[float]:
+    """Round figures from at or below ``low`` to at or above ``high``, some ``most`` of them: ends and marks of an axis.
+
+    It begins at zero unless all values lie in the upper half of it.
+    """
+    low = 0.0 if low < high / 2 else low
+    step = _round_step((high - low) / most if high > low else max(1.0, high))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(number * step, 9) for number in range(first, max(last, first + 1) + 1)]
 
 
-def ticks(top: float, most: int) -> list[float]:
-    """Round figures from 0 to ``top``, at most ``most`` beside the zero."""
-    power = 10.0 ** math.floor(math.log10(top))
-    steps = [base * power * scale for scale in (0.1, 1.0) for base in (1, 2, 2.5, 5)]
-    step = next((step for step in steps if top / step <= most + 1e-9), top)
-    return [round(number * step, 9) for number in range(int(top / step + 1e-9) + 1)]
+def _round_step(least: float) -> float:
+    """The least of 1, 2, 2.5 or 5 times a power of ten that is not below ``least``."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next((base * power for base in (1.0, 2.0, 2.5, 5.0) if base * power >= least - 1e-9), 10.0 * power)
 
 
 def time_ticks(start_s: float, end_s: float, most: int) -> list[tuple[float, str]]:

@@ -11,6 +11,9 @@ from ...store.rows import WindowRow
 from ...units import format_duration, format_power
 
 UNKNOWN: Final = "not known"
+HELD: Final = 1.02
+"""Up to this share of the draw before a slow release holds the site down; later it only lets go."""
+
 SIMULATED: Final = "The GPUs of this window were simulated: no figure here was measured on hardware."
 OBSERVED: Final = "Mode observe: caps were planned and none was set; the draw is what the jobs drew anyway."
 MIXED: Final = "Some nodes were only observed: their GPUs kept their limits."
@@ -182,16 +185,20 @@ def promises(report: WindowReport) -> str:
 
 
 def rebound(report: WindowReport) -> str | None:
-    """The peak after the window beside the draw before it; None where nothing is known of either."""
-    draws = [s.draw_mw for s in report.site if s.unix_s >= report.until_unix_s and s.draw_mw is not None]
+    """The peak of the slow release beside the draw before the window; None where nothing is known of either."""
     before_mw = report.window.draw_before_mw
-    if not draws or before_mw is None or report.window.closed_unix_s is None:
+    if not before_mw or report.window.closed_unix_s is None:
+        return None
+    held = [s for s in report.site if s.phase == "rebound" and (s.limit_mw or 0) <= HELD * before_mw]
+    draws = [sample.draw_mw for sample in held if sample.draw_mw is not None]
+    if not draws:
         return None
     peak_mw = max(draws)
-    how = "no new peak" if peak_mw <= before_mw else f"{percent(peak_mw / before_mw - 1)} above it"
+    change = peak_mw / before_mw - 1
+    how = f"{percent(change)} above" if round(change, 3) > 0 else "not above"
     return (
-        f"Afterwards the site drew {format_power(peak_mw)} at most; before the window it drew "
-        f"{format_power(before_mw)} on average: {how}."
+        f"While the caps rose again, held to the draw before, the site drew {format_power(peak_mw)} at most: "
+        f"{how} the {format_power(before_mw)} of the minute before the window."
     )
 
 
@@ -202,11 +209,13 @@ def warnings(report: WindowReport) -> list[str]:
         told.append(OBSERVED if report.window.mode == "observe" else MIXED)
     if report.window.closed_unix_s is None:
         told.append(STILL_OPEN)
-    most_mw = max((sample.unmeasured_mw for sample in report.site), default=0)
+    opened_s, until_s = report.window.opened_unix_s, report.until_unix_s
+    inside = [s for s in report.site if opened_s <= s.unix_s <= until_s and s.draw_mw is not None]
+    most_mw = max((sample.unmeasured_mw for sample in inside), default=0)
     if most_mw:
         told.append(
-            f"Of the draw up to {format_power(most_mw)} was not measured: GPUs without a reading count at the most "
-            "that they could draw."
+            f"Of the draw in the window up to {format_power(most_mw)} was not measured: GPUs without a reading count "
+            "at the most that they could draw."
         )
     return told
 
