@@ -17,6 +17,7 @@ from ..config import Config
 from ..elasticity.index import Pfi
 from ..store.history import History, HistoryError
 from ..store.rows import EndedRun
+from .fresh import Fresh
 from .knowledge import Knowledge
 from .learning import gpu_model
 from .ledger import NS_PER_S
@@ -69,6 +70,7 @@ class Answers:
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
+        self._all_runs = Fresh(self._all_runs_now)
 
     async def answer(self, request: Request, peer: Peer) -> Reply:
         """One question; what is wrong with it is said in the reply."""
@@ -82,10 +84,8 @@ class Answers:
     async def jobs(self, args: dict[str, Any], peer: Peer) -> Reply:
         """All runs that are known. Raises msgspec.ValidationError on a wrong question."""
         question = msgspec.convert(args, JobsQuestion)
-        state = self._controller.state
-        now_ns = time.monotonic_ns()
-        views = [view for view in state.runs.values() if not question.mine or uid_of(view, state) == peer.uid]
-        found = [run_view(view, state, now_ns) for view in sorted(views, key=lambda view: view.run)]
+        known = self._all_runs.get()
+        found = [told for uid, told in known if not question.mine or uid == peer.uid]
         if question.ended:
             since_s = time.time() - ENDED_S
             uid = peer.uid if question.mine else None
@@ -95,6 +95,11 @@ class Answers:
             running = {one["run"] for one in found}
             found = [*(ended_view(row) for row in rows if row.run not in running), *found]
         return Reply(ok=True, data=found)
+
+    def _all_runs_now(self) -> list[tuple[int | None, dict[str, Any]]]:
+        state, now_ns = self._controller.state, time.monotonic_ns()
+        views = sorted(state.runs.values(), key=lambda view: view.run)
+        return [(uid_of(view, state), run_view(view, state, now_ns)) for view in views]
 
     async def job(self, args: dict[str, Any], _peer: Peer) -> Reply:
         """One run in full. Raises msgspec.ValidationError on a wrong question."""

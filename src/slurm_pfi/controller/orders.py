@@ -19,6 +19,7 @@ from ..units import MW_PER_W, format_power
 from .answers import ANSWERS, Answers
 from .budget import look
 from .forecast_orders import FORECASTS, Forecasts
+from .fresh import Fresh
 from .shares import Shares, candidates, share
 from .state import LimitsChanged
 from .views import limit_view, site_view
@@ -57,6 +58,7 @@ class Orders:
         self._refused_uids: set[int] = set()
         self._forecasts = Forecasts(controller)
         self._answers = Answers(controller)
+        self._site = Fresh(self._site_now)
         self._reports = Reports(controller)
 
     async def handle(self, request: Request, peer: Peer) -> Reply:
@@ -112,11 +114,14 @@ class Orders:
     # ------------------------------------------------------------------------------------------- reading
 
     def _status(self) -> Reply:
+        return Reply(ok=True, data=self._site.get())
+
+    def _site_now(self) -> dict[str, Any]:
         control = self._controller
         data = site_view(control.state, control.config, time.monotonic_ns(), time.time())
         if data["window"] is not None:
             data["window"]["id"] = control.recorder.window_id
-        return Reply(ok=True, data=data)
+        return data
 
     def _limit_show(self) -> Reply:
         state = self._controller.state
