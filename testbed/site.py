@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
@@ -217,6 +218,13 @@ class Site(Daemons):
             text += "\n".join(["", f"[{section}]", *lines, ""])
         self.config_file.write_text(text)
 
+    def set_policy(self, name: str) -> None:
+        """Change the policy in the config, and return when the controller goes by it."""
+        text = self.config_file.read_text()
+        self.config_file.write_text(re.sub(r'(?m)^name = ".*"$', f'name = "{name}"', text, count=1))
+        self.send_signal("controller", signal.SIGHUP)
+        wait_until(lambda: self.status()["policy"] == name, START_S, f"the controller goes by policy {name}")
+
     # ------------------------------------------------------------------------------------------ daemons
 
     def start_controller(self) -> None:
@@ -350,6 +358,7 @@ class Site(Daemons):
         command = f'{self._job.command} --workload "{workload}" --log {log}{length}'
         command = f"srun --ntasks-per-node=1 {command}" if nodes > 1 else f"exec {command}"
         arguments = [
+            f"--job-name={workload.replace(' ', '-')}",
             f"--gres=gpu:{gpus}",
             f"--nodes={nodes}",
             f"--partition={partition}",

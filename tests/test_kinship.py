@@ -8,7 +8,14 @@ from functools import cache
 import msgspec
 import pytest
 
-from slurm_pfi.controller.kinship import kin_name, kin_of, with_kin_points, with_recalled
+from slurm_pfi.controller.kinship import (
+    MIXED_SD,
+    kin_labels,
+    kin_name,
+    kin_of,
+    with_kin_points,
+    with_recalled,
+)
 from slurm_pfi.controller.record import Recalled, Record
 from slurm_pfi.elasticity.evidence import Measurement, RunEvidence
 from slurm_pfi.model import Run
@@ -111,8 +118,44 @@ def test_points_of_earlier_runs_keep_the_error_of_their_own_baseline() -> None:
     recalled = Recalled(
         draw_mw=650_000, rate_per_s=1.0, sd=0.01, points=((0.2, 0.1, 0.004), (1.7, 0.1, 0.004))
     )
-    both = with_kin_points(own, recalled)
+    both = with_kin_points(own, Record(recalled=recalled))
     assert both.measurements[1] == own.measurements[0]
     assert (both.measurements[0].segment, both.measurements[0].baseline_sd) == (1, 0.03)
     assert len(both.measurements) == 2, "a point that cannot be is left out"
-    assert with_kin_points(own, None) is own
+    assert with_kin_points(own, Record()) is own
+
+
+def test_runs_of_one_name_are_kin_only_where_their_baselines_agree() -> None:
+    world = World(6, nodes=2)
+    world.run(2)
+    same = [start(world, 1, "n1"), start(world, 2, "n2")]
+    other = world.start_job(3, {"n1": [2, 3]}, flex="high", model=model_job("oss FT 4k"))
+    world.slurm[other] = replace(world.slurm[other], name=NAME)
+    nameless = world.start_job(4, {"n2": [2, 3]}, flex="high", model=model_job("L70 FT nc"))
+    world.slurm[nameless] = replace(world.slurm[nameless], name="sbatch")
+    world.run(5)
+    assert kin_labels(world.controller.runs.values()) == {}, "nothing was seen of anyone yet"
+    world.run(60)
+    labels = kin_labels(world.controller.runs.values())
+    assert labels[same[0]] == labels[same[1]] != labels[other]
+    assert nameless not in labels
+
+
+def test_a_name_that_was_used_for_different_work_is_not_believed_again() -> None:
+    world, kin = trained()
+    state = world.controller
+    view = state.runs[RUN]
+    assert kin.draw_mw is not None
+    wrong = Recalled(draw_mw=round(kin.draw_mw * 0.7), rate_per_s=kin.rate_per_s, sd=0.01)
+    surprised = msgspec.structs.replace(view, record=msgspec.structs.replace(view.record, recalled=wrong))
+    remembered = kin_of(surprised, state.nodes, world.now_ns, 0.0)
+    assert remembered is not None
+    assert remembered.sd >= MIXED_SD
+    following = msgspec.structs.replace(view, record=Record(), kins=(remembered,))
+    told = with_recalled(following, state.nodes)
+    assert told.record.source == "bounded"
+    again = kin_of(
+        msgspec.structs.replace(view, name_is_mixed=told.name_is_mixed), state.nodes, world.now_ns, 0.0
+    )
+    assert again is not None
+    assert again.sd >= MIXED_SD, "it stays so"

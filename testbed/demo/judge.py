@@ -139,8 +139,9 @@ def _tags(story: Story) -> dict[str, Any]:
 
 
 def _rebound(story: Story, samples: Samples) -> dict[str, Any]:
-    """The site's peak while caps rose, against its draw before the window."""
+    """The site's peak in the rebound after the first window, against its draw before it."""
     start_ns, end_ns = story.notes["rebound"]
+    end_ns = min(end_ns, start_ns + round(story.settings["times"]["rebound_s"] * SECOND_NS))
     peak_mw = max(sample.site_draw_mw or 0 for sample in samples.between(start_ns, end_ns))
     return {
         "rebound_s": round((end_ns - start_ns) / SECOND_NS, 1),

@@ -10,7 +10,7 @@ import msgspec
 from ..config import Config
 from ..elasticity.evidence import RunEvidence
 from ..model import Run
-from .kinship import kin_name, with_kin_points
+from .kinship import kin_labels, with_kin_points
 from .knowledge import Knowledge
 from .ledger import NS_PER_S
 from .measured import evidence
@@ -44,10 +44,12 @@ def curves_learned(state: State, event: CurvesLearned) -> State:
 def gather(state: State, science: Science, now_ns: int) -> Found:
     """What every admitted run has shown, in the order of the runs."""
     knowledge = science.knowledge(state)
+    admitted = [view for view in state.runs.values() if view.phase == "admitted"]
+    labels = kin_labels(admitted)
     return tuple(
-        (view.run, _evidence(view, model, knowledge, now_ns))
-        for view in sorted(state.runs.values(), key=lambda view: view.run)
-        if view.phase == "admitted" and (model := gpu_model(view, state))
+        (view.run, _evidence(view, model, labels.get(view.run, ""), knowledge, now_ns))
+        for view in sorted(admitted, key=lambda view: view.run)
+        if (model := gpu_model(view, state))
     )
 
 
@@ -57,9 +59,9 @@ def gpu_model(view: RunView, state: State) -> str:
     return gpus[0].model if gpus else ""
 
 
-def _evidence(view: RunView, model: str, knowledge: Knowledge, now_ns: int) -> RunEvidence:
-    own = evidence(view.record, model, kin_name(view.job), now_ns, _expected(knowledge, model))
-    return with_kin_points(own, view.record.recalled)
+def _evidence(view: RunView, model: str, kin: str, knowledge: Knowledge, now_ns: int) -> RunEvidence:
+    own = evidence(view.record, model, kin, now_ns, _expected(knowledge, model))
+    return with_kin_points(own, view.record)
 
 
 def _expected(knowledge: Knowledge, model: str) -> Callable[[float], tuple[float, float]]:
