@@ -188,7 +188,7 @@ def test_the_worst_nodes_stand_first_and_many_stand_together() -> None:
             {"window": {"rebound": True, "limit_ids": []}},
             "rise slowly: 18.50 kW now\n       done in 25 min at the latest",
         ),
-        ({"window": {"ends_in_s": None}}, "its end is not known"),
+        ({"window": {"ends_in_s": None}}, "no end is set"),
         ({"nodes": []}, "NODES: the config declares none"),
     ],
 )

@@ -106,7 +106,6 @@ def test_what_nobody_knows_is_not_told_as_a_number() -> None:
         baseline_draw_mw=None,
         baseline_rate_per_s=None,
         reporting=False,
-        pfi=None,
         by_curves=None,
         flex=None,
         max_loss=None,
@@ -119,7 +118,7 @@ def test_what_nobody_knows_is_not_told_as_a_number() -> None:
     assert "a user not yet known" in said
     assert "what the site grants is not known yet" in said
     assert "its limit of 700 W is taken as the most it can be" in said
-    assert "PFI (power given for throughput lost): not known" in said
+    assert "of curves of other jobs, not measured on this one" in said
     assert "\nCost\n  not known: the job reports no progress\n" in said
     assert "not known, as what it draws without a cap was not seen" in said
     assert "None" not in said
@@ -236,6 +235,13 @@ def test_the_day_and_the_offset_stand_where_they_change(monkeypatch: pytest.Monk
     assert len(lines) == 6
 
 
+def test_of_a_long_timeline_the_end_is_shown() -> None:
+    lines = timeline([event(60.0 * i, "capped", f"entry {i}") for i in range(100)])
+    assert lines[0] == "76 earlier entries are left out (--json has more)"
+    assert sum("entry" in line for line in lines[1:]) == 24
+    assert lines[-1].endswith("entry 99")
+
+
 def test_a_run_that_ended_has_no_present_cap() -> None:
     answer = told()
     said = text({**answer, "state": "ended", "ended_unix_s": answer["asked_unix_s"] - 7200})
@@ -275,8 +281,9 @@ def test_the_answer_of_a_run_that_slurm_has_not_described() -> None:
     run = Run("c", 7)
     made.hear("n1", gpu("G", run, draw_mw=None))
     answer = job_view(made.state.runs[run], made.state, made.config, made.core.science, made.now_ns, NOW_S)
-    assert answer["user"] is answer["pfi"] is answer["by_curves"] is answer["cost"]["loss"] is None
+    assert answer["user"] is answer["by_curves"] is answer["cost"]["loss"] is None
     assert answer["uid"] == 1000, "its node says so"
+    assert answer["pfi"]["source"] == "default", "as its tag will say"
     assert answer["spec"] == "7"
 
 

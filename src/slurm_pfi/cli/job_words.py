@@ -14,6 +14,9 @@ from .status import folded
 from .tables import plain
 
 Z95: Final = 1.96
+MOST_TOLD: Final = 24
+"""Entries of the timeline that are shown: a screen of them."""
+
 NO_PROGRESS: Final = "the job reports no progress"
 
 _Told = Mapping[str, Any]
@@ -138,7 +141,7 @@ def _known_draw(told: _Told) -> str:
 
 def _known_rate(told: _Told) -> str:
     if not told["reporting"]:
-        return f"throughput without a cap: not known, {NO_PROGRESS}"
+        return f"throughput without a cap: not known, {NO_PROGRESS} (it could, with slurm_pfi.progress)"
     rate = told["baseline_rate_per_s"]
     if rate is None:
         return "throughput without a cap: not known, it has not yet worked without one for long enough"
@@ -151,8 +154,6 @@ def _known_rate(told: _Told) -> str:
 
 def _known_pfi(told: _Told) -> str:
     pfi = told["pfi"]
-    if pfi is None:
-        return "PFI (power given for throughput lost): not known"
     source = {
         "measured": "measured on this run",
         "predicted": "predicted from its telemetry",
@@ -194,8 +195,10 @@ def _done(told: _Told) -> list[str]:
 def timeline(events: Sequence[_Told]) -> list[str]:
     """Each event with its time on this host's clock; the day and offset stand where they change."""
     lines: list[str] = []
+    if len(events) > MOST_TOLD:
+        lines.append(f"{len(events) - MOST_TOLD} earlier entries are left out (--json has more)")
     last = ""
-    for event in events:
+    for event in events[-MOST_TOLD:]:
         day, clock, offset = local_text(event["unix_s"]).split()
         if (stamp := f"{day}, UTC{offset}") != last:
             lines.append(stamp)

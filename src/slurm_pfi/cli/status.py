@@ -95,7 +95,7 @@ def limit_lines(window: Mapping[str, Any]) -> list[str]:
         return [f"after a window, caps rise slowly: {format_power(window['limit_mw'])} now{of}", *done]
     class_ = f"{window['class']}, " if window.get("class") else ""
     limit = f"limit {format_power(window['limit_mw'])} ({class_}{names_text(window['limit_ids'])})"
-    ends = "its end is not known" if ends_in_s is None else f"ends in {format_duration(max(0.0, ends_in_s))}"
+    ends = "no end is set" if ends_in_s is None else f"ends in {format_duration(max(0.0, ends_in_s))}"
     return [limit, f"window open for {opened}, {ends}"]
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -14,7 +14,6 @@ from msgspec import Meta
 from ..bus.control import NO, Reply, Request, refusal
 from ..bus.unix import Peer
 from ..config import Config
-from ..elasticity.index import Pfi
 from ..store.history import History, HistoryError
 from ..store.rows import EndedRun
 from .fresh import Fresh
@@ -23,8 +22,9 @@ from .learning import gpu_model
 from .ledger import NS_PER_S
 from .record import J_PER_WH, Record
 from .runs import run_gpus
-from .science import GRID_W, Science
+from .science import Science
 from .state import RunView, State
+from .tags import index_of
 from .views import run_view
 
 if TYPE_CHECKING:
@@ -214,13 +214,14 @@ def job_view(
     job, record, window = view.job, view.record, state.window
     knowledge = science.knowledge(state)
     model = gpu_model(view, state)
+    gpus = run_gpus(view, state.nodes)
     return {
         **run_view(view, state, now_ns),
         "uid": uid_of(view, state),
         "name": None if job is None else job.name,
         "account": None if job is None else job.account,
         "gpu_model": model or None,
-        "prior_mw": max((gpu.prior_mw for gpu in run_gpus(view, state.nodes) if gpu.prior_mw), default=None),
+        "prior_mw": max((gpu.prior_mw for gpu in gpus if gpu.prior_mw), default=None),
         "mode": sorted({state.nodes[name].mode for name in view.gpus}),
         "default_flex": config.policy.default_flex,
         "first_seen_unix_s": now_unix_s - (now_ns - view.first_seen_ns) / NS_PER_S,
@@ -235,7 +236,7 @@ def job_view(
         "doubt": record.doubt,
         "measured": record.measured,
         "learned": knowledge.is_learned(view.run),
-        "pfi": _pfi_view(view, config, knowledge, model),
+        "pfi": asdict(index_of(view, gpus, config, science, knowledge)),
         "expected_loss_sd": view.expected_loss_sd,
         "by_curves": _by_curves(view, knowledge, model),
         "cost": _cost(record),
@@ -255,25 +256,6 @@ def summary_with(science: Science) -> Callable[[RunView, State, Config, int, flo
 def ended_view(row: EndedRun) -> dict[str, Any]:
     """The same of a run that is over, as it was kept."""
     return {**row.value, "run": row.run, "state": "ended", "ended_unix_s": row.ended_unix_s}
-
-
-def _pfi_view(view: RunView, config: Config, knowledge: Knowledge, model: str) -> dict[str, Any] | None:
-    declared = None if view.job is None else config.policy.declared_pfi.get(view.job.partition)
-    if declared is not None:
-        return {"value": declared, "low": None, "high": None, "source": "declared", "grid_w": list(GRID_W)}
-    draw_mw = view.record.mean_draw_mw
-    if draw_mw is None:
-        return None
-    pfi: Pfi | None = knowledge.pfi(view.run, model, draw_mw, GRID_W)
-    if pfi is None or not all(math.isfinite(value) for value in (pfi.value, pfi.low, pfi.high)):
-        return None
-    return {
-        "value": pfi.value,
-        "low": pfi.low,
-        "high": pfi.high,
-        "source": pfi.source,
-        "grid_w": list(pfi.grid_w),
-    }
 
 
 def _by_curves(view: RunView, knowledge: Knowledge, model: str) -> dict[str, Any] | None:
