@@ -269,6 +269,6 @@ class Recorder:
         known = [
             sample.draw_mw
             for at_ns, sample in self._draws
-            if at_ns <= opened_ns and sample.draw_mw is not None
+            if at_ns < opened_ns and sample.draw_mw is not None
         ]
         return round(sum(known) / len(known)) if known else None
