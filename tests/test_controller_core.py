@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from slurm_pfi.controller import state as cs
 from slurm_pfi.controller.budget import look
 from slurm_pfi.controller.core import Core
 from slurm_pfi.controller.ledger import worst_by_gpu
+from slurm_pfi.controller.measured import evidence
 from slurm_pfi.controller.nodes import declared_nodes
 from slurm_pfi.controller.science import Science
 from slurm_pfi.controller.views import run_view
@@ -595,3 +597,21 @@ def test_a_run_with_a_silent_node_has_no_draw_of_its_own() -> None:
     record = site.state.runs[RUN].record
     assert record.since_ns is None
     assert record.totals.drawn_j < known_j + 13 * 5 * 2 * 600
+
+
+@pytest.mark.parametrize("counter", [5.0, 0.0, -1.0, 1e30, math.inf, math.nan])
+@pytest.mark.parametrize("age_s", [0.0, -5.0, 1e300, math.inf, math.nan])
+def test_a_counter_that_cannot_be_is_no_counter(counter: float, age_s: float) -> None:
+    site = Site(nodes=1, gpus=1)
+    for i in range(20):
+        site.wait(1)
+        told = Progress(counter=counter * (1 + i), unit="tokens", rate_per_s=math.nan, age_s=age_s)
+        whole = site.report("n1", gpu("G", RUN, draw_mw=600 * W))
+        runs = (msgspec.structs.replace(whole.runs[0], progress=told),)
+        site.tell(cs.ReportCame(report=msgspec.structs.replace(whole, runs=runs)))
+        site.cycle()
+    record = site.state.runs[RUN].record
+    believed = age_s == 0.0 and 0 <= counter < 1e24
+    assert record.reporting == believed
+    assert record.totals.done == (pytest.approx(5.0 * 19) if believed and counter else 0)
+    assert evidence(record, "g", "", site.now_ns).measurements == ()

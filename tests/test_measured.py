@@ -111,6 +111,18 @@ def test_caps_near_each_other_are_one_level_and_no_change() -> None:
     assert len(run.record.levels) == 3
 
 
+def test_a_slow_ramp_of_caps_does_not_push_out_what_was_measured() -> None:
+    run = MadeUpRun()
+    run.run(60)
+    for cap_w in (300, 400):
+        run.run(30, cap_w)
+    for cap_w in range(400, 600, 3):
+        run.run(1.2, cap_w)
+    assert len(run.record.levels) <= MOST_LEVELS
+    assert {300 * W, 400 * W, None} <= {one.cap_mw for one in run.record.levels}
+    assert run.record.loss == pytest.approx(run.lost / (run.lost + run.true), abs=0.01)
+
+
 def test_gpus_under_different_caps_are_at_no_level_and_what_they_lose_counts() -> None:
     run = MadeUpRun()
     run.run(60)
@@ -613,3 +625,44 @@ def test_where_stalls_fall_does_not_change_the_levels(
     assert record.rate_per_s == pytest.approx(FREE_RATE)
     assert record.totals.lost == pytest.approx(work([]).totals.lost, abs=FREE_RATE * 0.125 * 4)
     assert not record.doubt
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.floats(0.01, 40),
+            st.one_of(st.none(), st.integers(200_000, 700_000)),
+            st.one_of(st.none(), st.integers(0, 800_000)),
+            st.one_of(st.none(), st.floats(0, 1e24)),
+            st.floats(0, 100),
+            st.sampled_from(["tokens", "tokens", "tokens", "steps"]),
+        ),
+        max_size=60,
+    )
+)
+def test_nothing_that_a_node_may_say_breaks_the_record(
+    steps: list[tuple[float, int | None, int | None, float | None, float, str]],
+) -> None:
+    record, now_ns = Record(), 10**12
+    for seconds, cap_mw, draw_mw, counter, age_s, unit in steps:
+        now_ns += round(seconds * NS)
+        sample = Sample(
+            now_ns=now_ns,
+            gpus=1,
+            draw_mw=draw_mw,
+            cap_mw=cap_mw,
+            lowest_mw=cap_mw,
+            prior_mw=PRIOR_MW,
+            uncapped=cap_mw is not None and cap_mw > 650_000,
+            counter=counter,
+            counter_ns=None if counter is None else now_ns - round(age_s * NS),
+            unit=unit,
+        )
+        record = observe(record, sample, TIMES)
+        told = evidence(record, "g", "", now_ns, lambda reduction: (reduction, 0.05))
+        assert all(point.loss <= 1 for point in told.measurements)
+        assert record.totals.known_s >= record.totals.capped_s >= 0
+        assert record.loss is None or record.loss <= 1
+        assert record.energy_wh is None or abs(record.energy_wh) < 1e9
+        assert record.measured in (True, False)

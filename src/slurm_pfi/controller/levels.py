@@ -82,7 +82,7 @@ class Level(Frozen, frozen=True, kw_only=True):
         mean = sum(rates) / groups
         if mean <= 0:
             return None
-        square = sum((rate - mean) ** 2 for rate in rates) / (groups - 1)
+        square = sum((rate - mean) * (rate - mean) for rate in rates) / (groups - 1)
         return max(LEAST_NOISE_SD, sqrt(square / groups) / mean)
 
 
@@ -182,15 +182,22 @@ def drew(level: Level, draw_mws: float, seconds: float, now_ns: int) -> Level:
 
 
 def kept(levels: tuple[Level, ...], level: Level) -> tuple[Level, ...]:
-    """The levels with this one in its place. Of too many the oldest of the oldest segment goes, uncapped ones last."""
+    """The levels with this one in its place.
+
+    Of too many one of the oldest segment goes: of those that say nothing the oldest, else the oldest, uncapped ones last.
+    """
     key = level.segment, level.cap_mw
     for place, other in enumerate(levels):
         if (other.segment, other.cap_mw) == key:
             return (*levels[:place], level, *levels[place + 1 :])
     if len(levels) >= MOST_LEVELS:
-        gone = min(levels, key=lambda one: (one.segment, one.cap_mw is None, one.last_ns))
+        gone = min(levels, key=_worth)
         levels = tuple(one for one in levels if one is not gone)
     return (*levels, level)
+
+
+def _worth(level: Level) -> tuple[int, bool, bool, int]:
+    return level.segment, level.cap_mw is None, level.count >= FEWEST_INTERVALS, level.last_ns
 
 
 def nearest_cap(levels: tuple[Level, ...], segment: int, cap_mw: int, within_mw: float) -> int:

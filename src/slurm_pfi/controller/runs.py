@@ -19,6 +19,8 @@ from .record import Sample
 from .state import FlexSource, NodeView, RunView, State
 
 BOUND_MARGIN_MW = 1000
+MOST_COUNTED = 1e24
+MOST_AGE_S = 1e8
 
 
 class Granted(NamedTuple):
@@ -196,9 +198,13 @@ def _lately(nodes: dict[str, NodeView], name: str, now_ns: int, silent_s: float)
 
 
 def _progress(run: Run, report: Report | None) -> Progress | None:
+    """What a node tells of a run's counter; figures that no counter has are as good as none."""
     for run_report in () if report is None else report.runs:
         if run_report.run == run:
-            return run_report.progress
+            told = run_report.progress
+            if told is None or not (0 <= told.counter <= MOST_COUNTED and 0 <= told.age_s <= MOST_AGE_S):
+                return None
+            return told
     return None
 
 
