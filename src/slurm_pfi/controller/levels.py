@@ -184,7 +184,7 @@ def drew(level: Level, draw_mws: float, seconds: float, now_ns: int) -> Level:
 def kept(levels: tuple[Level, ...], level: Level) -> tuple[Level, ...]:
     """The levels with this one in its place.
 
-    Of too many one of the oldest segment goes: of those that say nothing the oldest, else the oldest, uncapped ones last.
+    Of too many one of the oldest segment goes: one that says nothing, else the oldest, uncapped ones last.
     """
     key = level.segment, level.cap_mw
     for place, other in enumerate(levels):
