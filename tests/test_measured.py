@@ -116,8 +116,8 @@ def test_a_slow_ramp_of_caps_does_not_push_out_what_was_measured() -> None:
     run.run(60)
     for cap_w in (300, 400):
         run.run(30, cap_w)
-    for cap_w in range(400, 600, 3):
-        run.run(1.2, cap_w)
+    for cap_w in range(400, 600, 2):
+        run.run(1.4, cap_w)
     assert len(run.record.levels) <= MOST_LEVELS
     assert {300 * W, 400 * W, None} <= {one.cap_mw for one in run.record.levels}
     assert run.record.loss == pytest.approx(run.lost / (run.lost + run.true), abs=0.01)
