@@ -81,7 +81,8 @@ def test_yesterday_is_told_as_such(config: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    "command", [["status"], ["jobs"], ["limit", "show"], ["off"], ["limit", "set", "5kW"]]
+    "command",
+    [["status"], ["jobs"], ["job", "1"], ["top"], ["limit", "show"], ["off"], ["limit", "set", "5kW"]],
 )
 def test_no_controller(config: Path, capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
     code, error = said(capsys, *command)

@@ -11,7 +11,7 @@ import click
 
 from ..bus.control import WRONG_USE
 from .common import ask_controller, console, fail, print_json
-from .job_words import sections, title
+from .job_words import HEADINGS, sections, title
 
 _NAME: Final = re.compile(r"([0-9]{1,10})(?:_([0-9]{1,10})|\+([0-9]{1,10}))?(?:\.([0-9]{1,10}))?", re.ASCII)
 _PARTS: Final = ("job_id", "task", "component", "restart")
@@ -38,7 +38,7 @@ def job(context: click.Context, job_id: str, as_json: bool) -> None:
         print_json(told)
         return
     for line in told_lines(told, min(console().width, WIDEST)):
-        click.echo(line)
+        click.secho(line, bold=line in HEADINGS)
 
 
 def told_lines(told: Mapping[str, Any], width: int) -> list[str]:

@@ -14,6 +14,8 @@ from .status import folded
 from .tables import plain
 
 Z95: Final = 1.96
+HEADINGS: Final = ("Asked", "Known", "Done", "Cost", "Saved", "Promised")
+
 MOST_TOLD: Final = 24
 """Entries of the timeline that are shown: a screen of them."""
 
@@ -52,14 +54,8 @@ def title(told: _Told) -> list[str]:
 
 def sections(told: _Told) -> list[Section]:
     """Everything else, under headings."""
-    made = [
-        Section("Asked", _asked(told)),
-        Section("Known", _known(told)),
-        Section("Done", _done(told)),
-        Section("Cost", _cost(told)),
-        Section("Saved", _saved(told)),
-        Section("Promised", _promised(told)),
-    ]
+    parts = (_asked, _known, _done, _cost, _saved, _promised)
+    made = [Section(name, part(told)) for name, part in zip(HEADINGS, parts, strict=True)]
     return [Section(one.name, [plain(line) for line in one.lines if line]) for one in made if one.lines]
 
 
@@ -268,7 +264,7 @@ def _saved(told: _Told) -> list[str]:
 
 
 def _energy(energy_wh: float) -> str:
-    return f"{energy_wh / 1000:,.2f} kWh" if abs(energy_wh) >= 100 else f"{energy_wh / 1000:.3g} kWh"
+    return f"{energy_wh / 1000:,.2f} kWh" if abs(energy_wh) >= 100 else f"{energy_wh:.3g} Wh"
 
 
 # ------------------------------------------------------------------------------------------------ promised
