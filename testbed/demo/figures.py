@@ -43,31 +43,30 @@ def limit_entry_ns(controller: Sequence[Mapping[str, Any]], revision: int) -> in
     raise ValueError(f"no audit entry of limit revision {revision}")
 
 
-def compliance_ns(
-    nodes: Mapping[str, Sequence[Mapping[str, Any]]], set_ns: int, caps: Mapping[str, int]
-) -> int:
-    """When the last GPU was read back at its new enforced cap; ``caps`` are those a moment later, by UUID.
+def compliance_ns(nodes: Mapping[str, Sequence[Mapping[str, Any]]], set_ns: int) -> int:
+    """When the last GPU that the limit lowered was read back at its new enforced cap.
 
-    Of each GPU whose limit was set within the reaction time, the first read-back at that cap counts. Raises
-    ValueError when a GPU has a new cap and no such read-back.
+    A GPU's new cap is the first that was set within the reaction time and is below what it had; what is learned
+    afterwards may move it again. Raises ValueError when such a cap was never read back.
     """
     last_ns = set_ns
     for node, records in nodes.items():
-        young = [r for r in records if set_ns <= r["mono_ns"] < set_ns + REACTION_S * SECOND_NS]
-        touched = {r["uuid"] for r in young if r["event"] == "set"}
-        for uuid in touched:
-            read = [
-                r["mono_ns"]
-                for r in young
-                if r["event"] == "readback"
-                and r["uuid"] == uuid
-                and abs(r["enforced_mw"] - caps[uuid]) <= 1000
-            ]
-            if not read:
-                raise ValueError(
-                    f"{node}: {uuid} was set after the limit and never read back at {caps[uuid]} mW"
-                )
-            last_ns = max(last_ns, *read[:1])
+        held: dict[str, int] = {}
+        wanted: dict[str, int] = {}
+        done: set[str] = set()
+        for record in records:
+            uuid, at_ns = str(record.get("uuid")), record["mono_ns"]
+            if record["event"] == "readback":
+                held[uuid] = record["enforced_mw"]
+                if uuid in wanted and uuid not in done and record["enforced_mw"] <= wanted[uuid] + 1000:
+                    done.add(uuid)
+                    last_ns = max(last_ns, at_ns)
+            elif record["event"] == "set" and set_ns <= at_ns < set_ns + REACTION_S * SECOND_NS:
+                before_mw = held.get(uuid, record["prior_mw"])
+                if uuid not in wanted and (before_mw is None or record["cap_mw"] < before_mw):
+                    wanted[uuid] = record["cap_mw"]
+        for uuid in wanted.keys() - done:
+            raise ValueError(f"{node}: {uuid} was set to {wanted[uuid]} mW and never read back at it")
     return last_ns
 
 
@@ -105,18 +104,6 @@ def _at(tokens: Tokens, time_ns: int) -> float:
         if start_ns <= time_ns <= end_ns:
             return start + (end - start) * (time_ns - start_ns) / max(1, end_ns - start_ns)
     raise ValueError(f"the token log does not reach {time_ns} ns")
-
-
-def gpu_caps(samples: Samples, time_ns: int) -> dict[str, int]:
-    """Every GPU's limit in force at the first sample from this instant on, by UUID."""
-    for sample in samples.samples:
-        if sample.mono_ns >= time_ns:
-            return {
-                uuid: cap
-                for node, uuids in samples.gpus.items()
-                for uuid, cap in zip(uuids, sample.caps_mw[node] or (), strict=True)
-            }
-    raise ValueError(f"no sample from {time_ns} ns on")
 
 
 def seconds_below(samples: Samples, uuids: Sequence[str], mw: int, span: Span) -> float:

@@ -67,8 +67,7 @@ def _summary(story: Story, samples: Samples) -> dict[str, Any]:
     summary: dict[str, Any] = {"simulated": True, "settings": str(settings), "mix": story.mix}
     for name, key in (("economic", ""), ("equal", "equal_"), ("emergency", "emergency_")):
         act = acts[name]
-        caps = figures.gpu_caps(samples, act.span.start_ns + 3 * SECOND_NS)
-        read_ns = figures.compliance_ns(nodes, act.span.start_ns, caps)
+        read_ns = figures.compliance_ns(nodes, act.span.start_ns)
         excess_w = figures.excess_w(samples, act.limit_mw or 0, Span(read_ns, act.span.end_ns))
         summary[f"{key}limit_w"] = (act.limit_mw or 0) / 1000
         summary[f"{key}compliance_s"] = round((read_ns - act.span.start_ns) / SECOND_NS, 3)
