@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from slurm_pfi.controller.dispatch import late_s
-from slurm_pfi.controller.state import OffChanged
+from slurm_pfi.controller.remembered import RememberedDraws
+from slurm_pfi.controller.state import OffChanged, State
 from slurm_pfi.gpu.device import DeviceSample
 from slurm_pfi.node import messages as nm
 
-from .world import Fate, SimNode, World
+from .world import NS, Fate, SimNode, World
 
 W = 1000
 HOLD_S = 120.0
@@ -246,7 +248,43 @@ def test_cut_off_before_the_end_of_the_window_nodes_give_back_one_after_the_othe
 
 
 @pytest.mark.parametrize("when_s", [10, 100])
-def test_a_successor_in_the_rebound_ends_it_by_a_ramp(when_s: float) -> None:
+def test_a_successor_goes_on_with_the_rebound(when_s: float) -> None:
+    world = busy(11)
+    before_mw = draw_mw(world)
+    world.set_limit(round(before_mw * 0.92))
+    world.run(20)
+    world.set_limit(None)
+    world.run(when_s)
+    world.kill_controller()
+    world.run(5)
+    world.start_controller()
+    world.start_job(9, {"n3": [2]}, flex="high")
+    looks = watch(world, HOLD_S - when_s - 6)
+    assert max(look.draw_mw for look in looks) <= before_mw * 1.01
+    assert max(look.caps_mw for look in looks) <= before_mw
+    world.run(RAMP_S + SLACK_S)
+    assert world.all_restored()
+    assert not world.violations
+
+
+def test_a_successor_inside_the_window_knows_the_draw_before_it() -> None:
+    world = busy(14)
+    before_mw = draw_mw(world)
+    world.set_limit(round(before_mw * 0.92))
+    world.run(20)
+    world.kill_controller()
+    world.run(5)
+    world.start_controller()
+    world.run(15)
+    world.set_limit(None)
+    looks = watch(world, HOLD_S - 1)
+    assert max(look.draw_mw for look in looks) <= before_mw * 1.01
+    assert looks[-1].caps_mw > before_mw - 12 * W
+    assert abs(rebounds(world)[0]["limit_mw"] - before_mw) <= 1
+
+
+@pytest.mark.parametrize("when_s", [10, 100])
+def test_a_successor_who_finds_nothing_ends_the_rebound_by_a_ramp(when_s: float) -> None:
     world = busy(11)
     world.set_limit(round(draw_mw(world) * 0.92))
     world.run(20)
@@ -254,6 +292,7 @@ def test_a_successor_in_the_rebound_ends_it_by_a_ramp(when_s: float) -> None:
     world.run(when_s)
     held_mw = world.site_mw()
     world.kill_controller()
+    world.draws_kept = (None, None)
     world.run(5)
     world.start_controller()
     world.run(2)
@@ -262,6 +301,31 @@ def test_a_successor_in_the_rebound_ends_it_by_a_ramp(when_s: float) -> None:
     assert world.all_restored()
     assert world.controller.window is None
     assert not world.violations
+
+
+def test_what_a_successor_needs_is_kept_on_disk_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "draw_before.json"
+    world = busy(15)
+    first = RememberedDraws(path)
+    first.keep(world.controller, world.now_ns, world.unix_s)
+    world.set_limit(round(draw_mw(world) * 0.92))
+    world.run(20)
+    first.keep(world.controller, world.now_ns, world.unix_s)
+    blank = State(epoch=0, started_ns=0)
+    opened = RememberedDraws(path).recall(blank, 7 * NS, world.unix_s + 60)
+    assert opened.draw_before == world.controller.draw_before is not None
+    assert opened.held_until_ns is None
+    world.set_limit(None)
+    world.run(5)
+    first.keep(world.controller, world.now_ns, world.unix_s)
+    held = RememberedDraws(path).recall(blank, 7 * NS, world.unix_s + 60)
+    assert held.held_until_ns is not None
+    assert abs(held.held_until_ns - (7 + HOLD_S - 5 - 60) * NS) < NS
+    world.run(HOLD_S + RAMP_S + 10)
+    first.keep(world.controller, world.now_ns, world.unix_s)
+    assert RememberedDraws(path).recall(blank, 7 * NS, world.unix_s).draw_before is None
+    path.write_text("torn")
+    assert RememberedDraws(path).recall(blank, 7 * NS, world.unix_s).draw_before is None
 
 
 class BlindWorld(World):

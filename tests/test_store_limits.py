@@ -18,6 +18,7 @@ from slurm_pfi.store.limits import (
     LimitError,
     LimitStore,
     ScheduleStep,
+    binding_ids,
     check_limit,
     has_ended,
     schedule,
@@ -334,3 +335,17 @@ def test_an_end_beyond_the_horizon_is_told_and_the_lowest_until_then() -> None:
 def test_a_time_that_no_calendar_has_is_refused() -> None:
     with pytest.raises(LimitError, match="no time"):
         check_limit(limit((1e300, KW)))
+
+
+def test_those_limits_bind_that_are_as_low_as_the_lowest_within_the_lead() -> None:
+    many = (
+        limit((-60, 9 * KW), (60, 5 * KW), limit_id="falls"),
+        limit((-60, 8 * KW), limit_id="low"),
+        limit((-60, 8 * KW), (-30, None), limit_id="over"),
+        limit((5, 8 * KW), limit_id="soon"),
+        limit((30, 4 * KW), limit_id="later"),
+    )
+    assert binding_ids(many, NOW, lead_s=0) == ("low",)
+    assert binding_ids(many, NOW, lead_s=10) == ("low", "soon")
+    assert binding_ids(many, NOW, lead_s=40) == ("later",)
+    assert binding_ids(many[2:3], NOW, lead_s=10) == ()

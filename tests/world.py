@@ -141,6 +141,8 @@ class World:
         self.held_back: dict[str, list[Plan]] = {}
         """Plans to these nodes are kept here instead of being delivered."""
         self.said_mw: list[tuple[int, int]] = [(0, 0)]
+        self.draws_kept: tuple[dict[str, int] | None, int | None] = (None, None)
+        """What a controller leaves to its successor of the draw before a window."""
         self.training: dict[Run, Trainee] = {}
         self.nodes: dict[str, SimNode] = {}
         for number in range(1, nodes + 1):
@@ -178,7 +180,13 @@ class World:
     def start_controller(self) -> None:
         self.controller_life += 1
         self.epoch += 1
-        self.controller = cs.State(epoch=0, started_ns=self.now_ns, nodes=declared_nodes(self.config))
+        self.controller = cs.State(
+            epoch=0,
+            started_ns=self.now_ns,
+            nodes=declared_nodes(self.config),
+            draw_before=self.draws_kept[0],
+            held_until_ns=self.draws_kept[1],
+        )
         self.controller_up = True
         self.tell(cs.EpochTaken(epoch=self.epoch))
         self.tell(cs.LimitsChanged(limits=self.limits))
@@ -195,6 +203,9 @@ class World:
         if not self.controller_up:
             return
         self.controller, actions = self.core.step(self.controller, event, self.now_ns)
+        if self.controller.planned:
+            rebound = self.controller.rebound
+            self.draws_kept = (self.controller.draw_before, None if rebound is None else rebound.until_ns)
         for action in actions:
             self._controller_does(action)
 

@@ -15,7 +15,7 @@ from ..bus.unix import Peer
 from ..model import LimitClass, LimitStep
 from ..store.limits import LimitError, ScheduleStep
 from ..store.sealed import UnreadableError
-from ..units import MW_PER_W, format_power
+from ..units import MW_PER_W, format_duration, format_power
 from .answers import ANSWERS, Answers
 from .budget import look
 from .forecast_orders import FORECASTS, Forecasts
@@ -225,8 +225,15 @@ class Orders:
                 self._tell("clear", msgspec.to_builtins(limit), peer, now_s)
         if not cleared and order.id is not None:
             return refusal(f"there is no limit {order.id!r}; 'slurm-pfi limit show' lists them", exit_code=NO)
+        open_now = control.state.window is not None and not control.state.window.rebound
         control.take(LimitsChanged(limits=control.limits.limits))
-        return Reply(ok=True, message=f"cleared: {', '.join(cleared) or 'nothing'}", data=cleared)
+        rebound_s = control.config.times.rebound_s
+        slowly = (
+            f"\ncaps rise slowly if no other limit binds: no new peak for {format_duration(rebound_s)} "
+            "(times.rebound_s); 'slurm-pfi off' would lift them at once"
+        )
+        message = f"cleared: {', '.join(cleared) or 'nothing'}{slowly if open_now and rebound_s else ''}"
+        return Reply(ok=True, message=message, data=cleared)
 
     def _off(self, _args: dict[str, Any], peer: Peer) -> Reply:
         but = self._controller.switch(off=True, uid=peer.uid)

@@ -149,6 +149,8 @@ def _begin(
         from_mw = max(state.window.committed_mw + site.fixed_mw, state.window.limit_mw)
     rebound_s, ramp_w_per_s = config.times.rebound_s, config.policy.ramp_up_w_per_s
     held_ns = 0 if before_mw is None else round(rebound_s * NS_PER_S)
+    if state.window is None and state.held_until_ns is not None:
+        held_ns = min(held_ns, max(0, state.held_until_ns - now_ns))
     release_s = quick_s(config) if ramp_w_per_s is None else rebound_s
     gap_mw = max(0, (uncapped_mw if before_mw is None else before_mw) - from_mw)
     rise = gap_mw / quick_s(config) if ramp_w_per_s is None else ramp_w_per_s * MW_PER_W
@@ -159,6 +161,7 @@ def _begin(
         from_mw=from_mw,
         commanded_mw=from_mw - site.fixed_mw - site.constant_mw,
         rise_mw_per_s=round(rise),
+        inherited=state.window is None,
         caps_mw={one.demand.run: _cap_mw(state, site, one.demand.run) for one in asking if not one.waiting},
     )
 
@@ -194,14 +197,14 @@ def _level_mw(rebound: Rebound, config: Config, before_mw: int | None, uncapped_
 def _kept(one: Candidate, rebound: Rebound) -> Candidate:
     """The same run with the cap that the window left it as its floor, as far as its draw needs it.
 
-    Its own floor is given back at once, where an emergency had passed it. Not in a rebound that is a ramp alone, and
-    soon over: a new controller does not know yet what its runs draw, and takes their floors too high.
+    Its own floor is given back at once, where an emergency had passed it; but not by a new controller, which does not
+    know yet what its runs draw, and takes their floors too high.
     """
     demand = one.demand
     left_mw = rebound.caps_mw.get(demand.run)
     if one.waiting or left_mw is None:
         return one
-    own_mw = demand.device_min_mw if rebound.until_ns == rebound.began_ns else demand.floor_mw
+    own_mw = demand.device_min_mw if rebound.inherited else demand.floor_mw
     floor_mw = max(own_mw, min(left_mw, demand.draw_mw, demand.ceiling_mw) // MW_PER_W * MW_PER_W)
     total_mw = demand.gpus * (-(-floor_mw // MW_PER_W) * MW_PER_W)
     return replace(one, demand=replace(demand, floor_mw=floor_mw), floor_mw=total_mw)

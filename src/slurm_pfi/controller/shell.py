@@ -34,6 +34,7 @@ from .knowledge import Knowledge, learn_runs
 from .nodes import ConfigNodesError, cannot_leave, declared_nodes, with_nodes
 from .orders import Orders
 from .recorder import Recorder
+from .remembered import RememberedDraws
 from .science import Science, site_library
 from .slurm_worker import SlurmWorker
 from .state import (
@@ -76,6 +77,7 @@ class Controller:
         self._commanded = CommandedStore(state_dir / "commanded.json")
         self.limits = LimitStore(state_dir / "limits.json")
         self._off_switch = OffSwitch(state_dir / "off.json")
+        self._draws = RememberedDraws(state_dir / "draw_before.json")
         self.audit = AuditLog(state_dir / "audit.jsonl", "controller", on_fault=log.error)
         self.history = History(
             state_dir / "history.db",
@@ -149,6 +151,7 @@ class Controller:
             log.error(self._commanded.trouble)
         self._tell_site()
         off = self._off_switch.load()
+        self.state = self._draws.recall(self.state, time.monotonic_ns(), time.time())
         self.take(EpochTaken(epoch=self._epochs.next_epoch()))
         if off:
             log.warning("everything is off, as an admin said before; 'slurm-pfi on' enforces again")
@@ -221,6 +224,7 @@ class Controller:
             self._mark_commanded(actions)
             for action in actions:
                 self._do(action)
+            self._draws.keep(self.state, time.monotonic_ns(), time.time())
         except Exception as error:
             text = f"{type(event).__name__}: {error!r}"
             if text != self._said:

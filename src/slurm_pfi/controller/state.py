@@ -118,8 +118,8 @@ class Rebound(Frozen, frozen=True, kw_only=True):
     The synthetic limit rises by ``rise_mw_per_s`` from ``from_mw``, the limit that ended or what caps took more, up to
     the draw before it, is that until ``until_ns``, and goes on until nothing is held, at ``ends_ns`` at the latest.
     ``commanded_mw``: the part of ``from_mw`` that was ours to give. ``caps_mw``: the cap per GPU that each run had at
-    the end; the rebound takes no run below it. ``told``: what the audit has of it (site, mW): where it rises to, and
-    the least that it allows.
+    the end; the rebound takes no run below it. ``inherited``: a new controller found it so. ``told``: what the audit
+    has of it (site, mW): where it rises to, and the least that it allows.
     """
 
     began_ns: int
@@ -129,6 +129,7 @@ class Rebound(Frozen, frozen=True, kw_only=True):
     commanded_mw: int
     rise_mw_per_s: int
     caps_mw: dict[Run, int]
+    inherited: bool = False
     told: tuple[int | None, int] | None = None
 
 
@@ -137,7 +138,7 @@ class State(Frozen, frozen=True, kw_only=True):
 
     ``planned`` is False until the first planning cycle: before it nobody knows whether a window is open.
     ``draws``: the last minute without a window, empty inside one; ``draw_before``: the mean (mW by node) that it had as
-    the window opened, None if unknown.
+    the window opened, None if unknown. ``held_until_ns``: until when a predecessor would have held the site at it.
     ``knowledge``: what was last learned of the runs' curves; ``learned_from``: the evidence that is with the learner or
     was last; ``learn_due_ns``: not to be asked again before.
     ``strangers``: (cluster, node, reason) of reports refused and told of. ``epoch_due_ns``: no new epoch before.
@@ -155,6 +156,7 @@ class State(Frozen, frozen=True, kw_only=True):
     window: WindowView | None = None
     draws: tuple[DrawSample, ...] = ()
     draw_before: dict[str, int] | None = None
+    held_until_ns: int | None = None
     rebound: Rebound | None = None
     infeasible_said: tuple[int, tuple[str, ...]] = (0, ())
     strangers: frozenset[tuple[str, str, str]] = frozenset()
