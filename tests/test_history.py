@@ -311,6 +311,30 @@ def test_pages_torn_under_a_running_history_cost_what_was_there_and_nothing_new(
     assert list(tmp_path.glob("history.db.damaged-*"))
 
 
+def test_damage_that_shows_while_it_writes_is_put_aside_too(
+    make: Maker, said: list[str], tmp_path: Path
+) -> None:
+    history = make()
+    history.add(site(NOW_S + second) for second in range(5_000))
+    history.flush()
+    path = tmp_path / "history.db"
+    other = sqlite3.connect(path)
+    other.execute(
+        "INSERT INTO event VALUES (1, '', '', '')"
+    )  # what the writer has in memory counts no longer
+    other.commit()
+    other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    other.close()
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(path.stat().st_size - 4096))
+    history.add([site(NOW_S), window(1)])
+    wait_until(lambda: bool(said) and history.flush())
+    assert "is damaged" in said[0]
+    assert history.site_samples(0, 2 * NOW_S) == [site(NOW_S)]
+    assert history.lost == 0
+
+
 def test_a_disk_that_damages_every_file_is_left_alone_in_the_end(
     make: Maker, said: list[str], tmp_path: Path
 ) -> None:
