@@ -1,9 +1,9 @@
 """How long a question to the controller takes with 1,000 runs known: ``python -m bench.answers``.
 
-A controller with 1,000 runs on 400 nodes, in a window, answers over its real socket. Writes build/bench/answers.json:
-for each question ``reply_ms``, the time until the whole reply is here, ``reply_kib`` its size, ``command_ms``, the time
-of the whole command line from the start of its process to its end, and ``command_cpu_ms``, what of it the process spent
-computing, which a busy machine changes less. Medians of five.
+A controller with 1,000 runs on 400 nodes, in a window, answers over its real socket. Writes build/bench/answers.json.
+For each question, asked five times: ``reply_ms``, the longest time until the whole reply is here; ``reply_kib``, its
+size; ``command_ms``, the median time of the whole command line from the start of its process to its end; and
+``command_cpu_ms``, what of it the process spent computing, which a busy machine changes less.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def measure(socket: Path, command: str, args: dict[str, Any], line: list[str]) -
         commands.append(time.perf_counter() - began_s)
         cpus.append(_children_cpu_s() - began_cpu_s)
     return {
-        "reply_ms": round(statistics.median(replies) * 1000, 1),
+        "reply_ms": round(max(replies) * 1000, 1),
         "reply_kib": round(len(msgspec.json.encode(reply)) / 1024, 1),
         "command_ms": round(statistics.median(commands) * 1000, 1),
         "command_cpu_ms": round(statistics.median(cpus) * 1000, 1),

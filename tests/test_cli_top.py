@@ -277,6 +277,7 @@ class Terminal:
         assert termios.tcgetattr(self._theirs) == self.before
         after = self.seen[self.seen.rindex(LEAVES_SCREEN) + len(LEAVES_SCREEN) :]
         assert b"Traceback" not in self.seen
+        assert self.seen.count(b"\x1b[2J") <= 1, "a screen that is wiped for each picture flickers"
         assert b"RUNS" not in after
         return code
 
