@@ -81,7 +81,7 @@ def _tiles(report: WindowReport) -> str:
         (
             "Work lost",
             words.percent(report.loss),
-            "" if report.lost_gpu_h is None else f"{report.lost_gpu_h:.2f} GPU-hours",
+            "" if report.lost_gpu_h is None else words.gpu_hours(report.lost_gpu_h),
         ),
     ]
     cells = "".join(

@@ -9,7 +9,7 @@ from typing import Final
 from ...controller.outcome import Given, WindowReport
 from ...store.rows import EventRow
 from .charts import bar, text
-from .words import count, job_of, note, percent, power, utc
+from .words import UNKNOWN, count, gpu_hours, job_of, note, percent, power, utc
 
 MOST_RUNS: Final = 40
 MOST_EVENTS: Final = 120
@@ -89,7 +89,7 @@ def _draws(run: Given) -> str:
 
 
 def _hours(hours: float | None) -> str:
-    return "not known" if hours is None else f"{hours:.2f}"
+    return UNKNOWN if hours is None else gpu_hours(hours).removesuffix(" GPU-hours")
 
 
 def _rest(rest: Sequence[Given], heads: Sequence[Head]) -> str:

@@ -64,6 +64,11 @@ def energy(kwh: float) -> str:
     return f"{kwh:.2f} kWh" if kwh >= 1 else f"{1000 * kwh:.1f} Wh"
 
 
+def gpu_hours(hours: float) -> str:
+    """Two digits at least, so that a short window has not lost nothing."""
+    return f"{hours:.2f} GPU-hours" if abs(hours) >= 0.1 or hours == 0 else f"{hours:.2g} GPU-hours"
+
+
 def job_of(run: str) -> str:
     """``cluster:1234.0`` as people name it: the restart only if there was one."""
     job = run.rpartition(":")[2]
@@ -167,7 +172,7 @@ def cost(report: WindowReport) -> str:
     verb = "lost" if report.loss >= 0 else "gained"
     text = (
         f"{count(known, 'run')} {verb} {percent(abs(report.loss))} of throughput, "
-        f"{abs(report.lost_gpu_h):.2f} GPU-hours of work."
+        f"{gpu_hours(abs(report.lost_gpu_h))} of work."
     )
     return text + (f" Of {count(rest, 'run')} the loss is not known." if rest else "")
 
