@@ -12,7 +12,7 @@ import pytest
 from slurm_pfi.config import Config, NodeSet
 from slurm_pfi.controller import state as cs
 from slurm_pfi.controller.record import Recalled, Record, Tally
-from slurm_pfi.controller.recorder import BEFORE_S, RUNS_PER_S, Recorder
+from slurm_pfi.controller.recorder import BEFORE_S, FACTS_PER_CYCLE, RUNS_PER_S, Recorder
 from slurm_pfi.controller.site_rows import limit_now_mw, run_facts, run_sample, site_sample, work
 from slurm_pfi.model import Limit, LimitStep, Run
 from slurm_pfi.store.rows import EndedRun, EventRow, RunFacts, RunSample, SiteSample, WindowRow
@@ -296,6 +296,28 @@ def test_many_runs_have_their_turn_one_after_the_other(site: Watched) -> None:
     assert max(counts) <= RUNS_PER_S
     assert len(seen) == 1000
     assert set(seen.values()) == {2}
+
+
+def test_the_facts_of_many_runs_are_worked_out_a_few_at_a_time_and_are_still_of_their_instant(
+    site: Watched,
+) -> None:
+    view = site.state.runs[RUN]
+    runs = {Run("c", n): msgspec.structs.replace(view, run=Run("c", n)) for n in range(1, 201)}
+    site.state = msgspec.structs.replace(site.state, runs=runs)
+    site.limit(1200)
+    site.cycle()
+    counts: list[int] = []
+    for step in range(6):
+        site.rows.rows.clear()
+        if step == 1:  # what comes later must not change what was known when the window opened
+            later = {run: msgspec.structs.replace(one, floor_mw=1) for run, one in site.state.runs.items()}
+            site.state = msgspec.structs.replace(site.state, runs=later)
+        site.wait(0.1)
+        site.recorder.cycle(site.state, site.config, site.now_ns, NOW_S + site.now_ns / S)
+        facts = of(site, RunFacts)
+        counts.append(len(facts))
+        assert all(one.floor_mw != 1 for one in facts)
+    assert counts == [FACTS_PER_CYCLE] * 4 + [0, 0]
 
 
 def test_many_cycles_a_second_give_one_sample_a_second(site: Watched) -> None:

@@ -209,6 +209,15 @@ def test_a_window_of_which_nothing_was_recorded(tmp_path: Path) -> None:
     assert "not known" in " ".join(summary(made))
 
 
+def test_a_window_of_seconds_has_not_lost_nothing(tmp_path: Path) -> None:
+    made = made_report(tmp_path, runs=1, length_s=12)
+    assert made.lost_gpu_h == pytest.approx(2 * 4 / 3600 * 0.08 / 3)
+    html = page(made)
+    parsed(html)
+    assert "&lt; 0.001" in html
+    assert "less than 0.001 GPU-hours" in html
+
+
 def test_one_run_without_a_baseline_or_progress(tmp_path: Path) -> None:
     bare = facts(
         0, baseline="bounded", baseline_draw_mw=None, baseline_sd=None, loss=None, user=None, flex=None

@@ -45,6 +45,9 @@ RUNS_PER_S: Final = 200
 
 RUNS_PER_S_BEFORE: Final = 40
 FACTS_S: Final = 60.0
+FACTS_PER_CYCLE: Final = 50
+"""Runs whose facts are worked out in one cycle: a thousand at once would keep acknowledgements waiting."""
+
 
 log = structlog.get_logger("controller")
 
@@ -83,6 +86,7 @@ class Recorder:
         self._runs: dict[Run, RunView] = {}
         self._told_caps: dict[Run, int] = {}
         self._work: dict[Run, Work | None] = {}
+        self._due: deque[tuple[int, RunView, Work | None, State, int, float]] = deque()
         self._draws: deque[tuple[int, SiteSample]] = deque()
         self._held: deque[tuple[int, Row]] = deque()
         self._next_sample_ns = 0
@@ -133,6 +137,7 @@ class Recorder:
             rows += self._close(state, now_ns, now_unix_s)
         rows += cap_events(self._runs, state, config.policy.name, self._told_caps, now_ns, now_unix_s)
         rows += promise_events(self._runs, state, now_unix_s)
+        rows += self._some_facts()
         rows += self._ended(state, config, now_ns, now_unix_s)
         if now_ns >= self._next_sample_ns:
             self._next_sample_ns = max(
@@ -170,7 +175,7 @@ class Recorder:
             opened_s = now_unix_s - (now_ns - window.opened_ns) / NS_PER_S
             before_mw = self._draw_before_mw(window.opened_ns)
             self._open = window_row(window_id, window, state, config, opened_s, before_mw)
-            self._work = {}
+            self._work = {run: work(view) for run, view in state.runs.items()}
             rows += [self._open, *(row for _, row in self._held)]
             self._held.clear()
             self._next_sample_ns = self._next_facts_ns = now_ns
@@ -182,9 +187,9 @@ class Recorder:
             self._open = msgspec.structs.replace(self._open, policy=config.policy.name)
             text = f"the policy is {config.policy.name} from now on"
             rows += [self._open, EventRow(unix_s=now_unix_s, kind="policy", text=text)]
-        if now_ns >= self._next_facts_ns:
+        if now_ns >= self._next_facts_ns and not self._due:
             self._next_facts_ns = now_ns + round(FACTS_S * NS_PER_S)
-            rows += self._facts(state.runs, state, now_ns, now_unix_s)
+            self._plan_facts(state, now_ns, now_unix_s)
         return rows
 
     def _close(self, state: State, now_ns: int, now_unix_s: float) -> list[Row]:
@@ -193,21 +198,30 @@ class Recorder:
         row = msgspec.structs.replace(self._open, closed_unix_s=now_unix_s, ended=why)
         text = f"window {row.id} is over: {why}"
         rows: list[Row] = [row, EventRow(unix_s=now_unix_s, kind="closed", text=text)]
-        rows += self._facts(state.runs, state, now_ns, now_unix_s)
+        self._due.clear()
+        self._plan_facts(state, now_ns, now_unix_s)
         self._open = self._limit = None
         self._next_sample_ns = now_ns
         return rows
 
-    def _facts(self, runs: Mapping[Run, RunView], state: State, now_ns: int, now_unix_s: float) -> list[Row]:
-        if self._open is None:
-            return []
-        there = [view for view in runs.values() if view.phase != "gone"]
-        # Remembered before they end too: a controller that starts anew knows no run, but its kin.
-        kins = [kin_of(view, state.nodes, now_ns, now_unix_s) for view in there]
-        for view in there:
-            self._work.setdefault(view.run, work(view))
-        facts = [run_facts(self._open.id, view, state, self._work[view.run], now_ns) for view in there]
-        return [*facts, *(kin for kin in kins if kin is not None)]
+    def _plan_facts(self, state: State, now_ns: int, now_unix_s: float) -> None:
+        """All runs as they are now; a state never changes, so what is worked out later is still of now."""
+        assert self._open is not None
+        self._due.extend(
+            (self._open.id, view, self._work.setdefault(view.run, work(view)), state, now_ns, now_unix_s)
+            for view in state.runs.values()
+            if view.phase != "gone"
+        )
+
+    def _some_facts(self) -> list[Row]:
+        rows: list[Row] = []
+        for _ in range(min(FACTS_PER_CYCLE, len(self._due))):
+            window_id, view, since, state, now_ns, now_unix_s = self._due.popleft()
+            rows.append(run_facts(window_id, view, state, since, now_ns))
+            # Remembered before they end too: a controller that starts anew knows no run, but its kin.
+            kin = kin_of(view, state.nodes, now_ns, now_unix_s)
+            rows += [] if kin is None else [kin]
+        return rows
 
     def _ended(self, state: State, config: Config, now_ns: int, now_unix_s: float) -> list[Row]:
         """Runs that were there at the last cycle and are not now."""
@@ -220,7 +234,10 @@ class Recorder:
                 continue
             nodes = {name for name in view.gpus if name in state.nodes}
             kept = msgspec.structs.replace(view, gpus={name: view.gpus[name] for name in nodes})
-            rows += self._facts({run: kept}, state, now_ns, now_unix_s)
+            if self._open is not None:
+                self._due = deque(due for due in self._due if due[1].run != run)
+                since = self._work.setdefault(run, work(view))
+                rows.append(run_facts(self._open.id, kept, state, since, now_ns))
             kin = kin_of(kept, state.nodes, now_ns, now_unix_s)
             rows += [] if kin is None else [kin]
             value = self._summary(kept, state, config, now_ns, now_unix_s)

@@ -6,9 +6,9 @@ from typing import Final
 
 STYLE: Final = """
 :root { --paper: #ffffff; --ink: #1b1b1b; --soft: #585858; --rule: #dcdcdc; --shade: #eaf1f7; --release: #f6efdf;
-  --draw: #0072b2; --limit: #b84300; --caps: #6b6b6b; --share: #00775a; --warn: #fff3d6; --bar: #9cc6e3; }
+  --draw: #0072b2; --limit: #b84300; --caps: #6b6b6b; --share: #1b1b1b; --warn: #fff3d6; --bar: #9cc6e3; }
 @media (prefers-color-scheme: dark) { :root { --paper: #14171a; --ink: #e9e9e9; --soft: #aab0b6; --rule: #3a4148;
-  --shade: #1d2932; --release: #2e2818; --draw: #56b4e9; --limit: #f2a14e; --caps: #a3a9af; --share: #35c596;
+  --shade: #1d2932; --release: #2e2818; --draw: #56b4e9; --limit: #f2a14e; --caps: #a3a9af; --share: #e9e9e9;
   --warn: #3a3016; --bar: #2f5f80; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);

@@ -89,7 +89,9 @@ def _draws(run: Given) -> str:
 
 
 def _hours(hours: float | None) -> str:
-    return UNKNOWN if hours is None else gpu_hours(hours).removesuffix(" GPU-hours")
+    if hours is None:
+        return UNKNOWN
+    return text(gpu_hours(hours).removesuffix(" GPU-hours").replace("less than", "<"))
 
 
 def _rest(rest: Sequence[Given], heads: Sequence[Head]) -> str:

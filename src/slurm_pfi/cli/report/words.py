@@ -65,8 +65,10 @@ def energy(kwh: float) -> str:
 
 
 def gpu_hours(hours: float) -> str:
-    """Two digits at least, so that a short window has not lost nothing."""
-    return f"{hours:.2f} GPU-hours" if abs(hours) >= 0.1 or hours == 0 else f"{hours:.2g} GPU-hours"
+    """A third digit where there is little, so that a short window has not lost nothing."""
+    if 0 < abs(hours) < 0.001:
+        return "less than 0.001 GPU-hours"
+    return f"{hours:.2f} GPU-hours" if abs(hours) >= 0.1 or hours == 0 else f"{hours:.3f} GPU-hours"
 
 
 def job_of(run: str) -> str:
@@ -190,20 +192,19 @@ def promises(report: WindowReport) -> str:
 
 
 def rebound(report: WindowReport) -> str | None:
-    """The peak of the slow release beside the draw before the window; None where nothing is known of either."""
-    before_mw = report.window.draw_before_mw
-    if not before_mw or report.window.closed_unix_s is None:
+    """The peak of the slow release beside the peak before the window; None where nothing is known of either."""
+    opened_s = report.window.opened_unix_s
+    before = [s.draw_mw for s in report.site if s.unix_s < opened_s and s.draw_mw is not None]
+    if not before or report.window.closed_unix_s is None:
         return None
-    held = [s for s in report.site if s.phase == "rebound" and (s.limit_mw or 0) <= HELD * before_mw]
+    most_mw = max(before)
+    held = [s for s in report.site if s.phase == "rebound" and (s.limit_mw or 0) <= HELD * most_mw]
     draws = [sample.draw_mw for sample in held if sample.draw_mw is not None]
     if not draws:
         return None
-    peak_mw = max(draws)
-    change = peak_mw / before_mw - 1
-    how = f"{percent(change)} above" if round(change, 3) > 0 else "not above"
     return (
-        f"While the caps rose again, held to the draw before, the site drew {format_power(peak_mw)} at most: "
-        f"{how} the {format_power(before_mw)} of the minute before the window."
+        f"While the caps rose again, held to the draw before, the site drew {format_power(max(draws))} at most; in the "
+        f"two minutes before the window it drew {format_power(most_mw)} at most."
     )
 
 
