@@ -211,7 +211,7 @@ def test_a_window_of_which_nothing_was_recorded(tmp_path: Path) -> None:
 
 def test_a_window_of_seconds_has_not_lost_nothing(tmp_path: Path) -> None:
     made = made_report(tmp_path, runs=1, length_s=12)
-    assert made.lost_gpu_h == pytest.approx(2 * 4 / 3600 * 0.08 / 3)
+    assert 0 < (made.lost_gpu_h or 0) < 0.001
     html = page(made)
     parsed(html)
     assert "&lt; 0.001" in html
