@@ -444,8 +444,8 @@ class Site(Daemons):
             raise ClusterError(f"{error}: {'; '.join(wrong())}") from error
 
     def save_run(self, folder: Path) -> None:
-        """Copy traces, audit files and snapshots to where the checker looks for them."""
-        files: dict[Path, Path] = {}
+        """Copy traces, audit files and snapshots to where the checker looks for them, and the daemons' logs."""
+        files: dict[Path, Path] = {folder / "logs" / log.name: log for log in self.root.glob("*.log")}
         for node in self.node_names:
             files[folder / "nodes" / node / "trace.jsonl"] = self.sim_dir(node) / "trace.jsonl"
             files[folder / "nodes" / node / "audit.jsonl"] = self.node_dir(node) / "audit.jsonl"

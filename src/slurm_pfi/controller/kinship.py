@@ -100,7 +100,12 @@ def kin_of(view: RunView, nodes: Mapping[str, NodeView], now_ns: int, now_unix_s
         _near(told.draw_mw, record.draw_mw, SAME_DRAW)
         and (told.rate_per_s is None or _near(told.rate_per_s, record.rate_per_s, SAME_RATE))
     )
-    points = [(one.reduction, one.loss, one.sd) for one in found if one.segment == record.segment]
+    # A segment without a baseline of its own tells ratios, not losses.
+    points = [
+        (one.reduction, one.loss, one.sd)
+        for one in found
+        if one.segment == record.segment and one.baseline_sd is None
+    ]
     return Kin(
         key=key,
         draw_mw=record.draw_mw,
