@@ -10,6 +10,7 @@ import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -314,3 +315,33 @@ def test_the_controller_goes_on_while_it_forecasts(tmp_path: Path, monkeypatch: 
         assert (await slow).data is True
 
     asyncio.run(both())
+
+
+def test_who_asks_in_a_loop_gets_the_same_offer_and_half_of_the_time_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = ControllerSection(state_dir=str(tmp_path), run_dir=str(tmp_path))
+    made: list[float] = []
+
+    def slow(*_asked: object) -> float:
+        made.append(time.monotonic())
+        ends_s = time.thread_time() + 0.1
+        while time.thread_time() < ends_s:
+            pass
+        return made[-1]
+
+    monkeypatch.setattr(forecast_orders, "offer", slow)
+    monkeypatch.setattr(forecast_orders, "what_if", slow)
+
+    async def loop() -> None:
+        orders = Orders(Controller(Config(cluster="c", controller=section), tmp_path / "site.toml"))
+        peer = Peer(pid=1, uid=1000, gid=1000)
+        offers = [await orders.handle(Request(command="offer"), peer) for _ in range(2)]
+        assert offers[0].data == offers[1].data and len(made) == 1
+        made.clear()
+        what = Request(command="what_if", args={"share": 0.1})
+        await asyncio.gather(*(orders.handle(what, peer) for _ in range(3)))
+
+    asyncio.run(loop())
+    assert len(made) == 3
+    assert all(later - earlier >= 0.2 for earlier, later in pairwise(made))

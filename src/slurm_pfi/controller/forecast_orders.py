@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ..bus.control import Reply, Request, refusal
 from .forecast import what_if
-from .forecast_values import Target
-from .offers import offer
+from .forecast_values import Target, WhatIf
+from .fresh import Fresh
+from .offers import Offer, offer
 
 if TYPE_CHECKING:
     from .shell import Controller
@@ -20,30 +22,44 @@ FORECASTS = frozenset({"what_if", "offer"})
 
 
 class Forecasts:
-    """One at a time: who asks many times at once waits, and the controller's cycles do not."""
+    """One at a time, with a rest after each as long as it took: who asks in a loop leaves the cycles their time."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self._one = asyncio.Lock()
+        self._rested_s = 0.0
+        self._offer = Fresh(self._offer_now)
 
     async def answer(self, request: Request) -> Reply:
         """``what_if`` with a Target as its arguments, or ``offer``. An answer that says no is an answer: ok."""
         if request.command == "offer":
-            async with self._one:
-                control = self._controller
-                asked = control.state, control.config, control.core.science, time.monotonic_ns(), time.time()
-                return Reply(ok=True, data=await asyncio.to_thread(offer, *asked))
+            return await self._computed(self._offer.get)
         try:
             target = msgspec.convert(request.args, Target)
         except msgspec.ValidationError as error:
             return refusal(f"what_if: {error}")
         if wrong := unusable(target):
             return refusal(f"what_if: {wrong}")
+        return await self._computed(lambda: self._what_if_now(target))
+
+    async def _computed(self, answer: Callable[[], WhatIf | Offer]) -> Reply:
         async with self._one:
-            control = self._controller
-            state, config, science = control.state, control.config, control.core.science
-            made = await asyncio.to_thread(what_if, state, config, science, target, time.monotonic_ns())
-            return Reply(ok=True, data=made)
+            await asyncio.sleep(self._rested_s - time.monotonic())
+            began_s = time.monotonic()
+            try:
+                return Reply(ok=True, data=await asyncio.to_thread(answer))
+            finally:
+                ended_s = time.monotonic()
+                self._rested_s = ended_s + (ended_s - began_s)
+
+    def _what_if_now(self, target: Target) -> WhatIf:
+        control = self._controller
+        return what_if(control.state, control.config, control.core.science, target, time.monotonic_ns())
+
+    def _offer_now(self) -> Offer:
+        control = self._controller
+        now_ns, now_unix_s = time.monotonic_ns(), time.time()
+        return offer(control.state, control.config, control.core.science, now_ns, now_unix_s)
 
 
 def unusable(target: Target) -> str:
