@@ -78,6 +78,7 @@ def run_samples(place: int, length_s: float, step_s: float = 5.0) -> list[Row]:
                 cap_mw=700_000 if depth == 0 else round(BASE_MW * (1 - depth)),
                 draw_mw=round(BASE_MW * (1 - depth)),
                 share=1 - depth / 3 + wobble,
+                held_s=step_s,
             )
         )
     return rows

@@ -169,10 +169,22 @@ def test_means_leave_out_what_is_unknown_and_never_read_it_as_zero(make: Maker) 
     history.flush()
     means = history.run_means(NOW_S, NOW_S + 5)
     assert means["c:1.0"].share == pytest.approx(0.7)
-    assert (means["c:1.0"].samples, means["c:1.0"].draw_mw) == (3, 5)
+    assert (means["c:1.0"].present_s, means["c:1.0"].draw_mw) == (3, 5)
     assert (means["c:2.0"].share, means["c:2.0"].draw_mw) == (None, None)
     (lone,) = history.run_series(NOW_S, NOW_S + 5, 10.0)["c:2.0"]
     assert (lone.share, lone.draw_mw) == (None, None)
+
+
+def test_a_sample_weighs_by_the_time_it_stands_for(make: Maker) -> None:
+    history = make()
+    often = [sample(NOW_S + second, share=1.0, draw_mw=600) for second in range(10)]
+    seldom = RunSample(unix_s=NOW_S + 10, run="c:1.0", cap_mw=1, draw_mw=400, share=0.5, held_s=30.0)
+    history.add([*often, seldom])
+    history.flush()
+    found = history.run_means(NOW_S, NOW_S + 60)["c:1.0"]
+    assert found.present_s == 40
+    assert found.share == pytest.approx((10 * 1.0 + 30 * 0.5) / 40)
+    assert found.draw_mw == pytest.approx((10 * 600 + 30 * 400) / 40)
 
 
 def test_kinds_of_work_are_told_apart_by_their_gpus_and_the_newest_counts(make: Maker) -> None:
@@ -214,9 +226,8 @@ def test_the_file_does_not_outgrow_its_bound(make: Maker, monkeypatch: pytest.Mo
     history.add([window(1)])
     history.add(sample(NOW_S + second) for second in range(20_000))
     history.flush()
-    wait_until(lambda: history.run_means(0, NOW_S + 10**6)["c:1.0"].samples < 10_000)
-    kept = history.run_means(0, NOW_S + 10**6)["c:1.0"]
-    assert kept.last_unix_s == NOW_S + 19_999, "the oldest go first"
+    wait_until(lambda: history.run_means(0, NOW_S + 10**6)["c:1.0"].present_s < 10_000)
+    assert history.run_means(NOW_S + 19_999, NOW_S + 20_000)["c:1.0"].present_s == 1, "the oldest go first"
     assert history.windows() == [window(1)]
 
 

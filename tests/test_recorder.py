@@ -12,7 +12,7 @@ import pytest
 from slurm_pfi.config import Config, NodeSet
 from slurm_pfi.controller import state as cs
 from slurm_pfi.controller.record import Recalled, Record, Tally
-from slurm_pfi.controller.recorder import BEFORE_S, FACTS_PER_CYCLE, RUNS_PER_S, Recorder
+from slurm_pfi.controller.recorder import BEFORE_S, FACTS_PER_CYCLE, Recorder
 from slurm_pfi.controller.site_rows import limit_now_mw, run_facts, run_sample, site_sample, work
 from slurm_pfi.model import Limit, LimitStep, Run
 from slurm_pfi.store.rows import EndedRun, EventRow, RunFacts, RunSample, SiteSample, WindowRow
@@ -231,9 +231,9 @@ def test_what_a_node_said_long_ago_is_no_draw_of_now() -> None:
 
 def test_a_run_on_a_node_not_heard_has_no_known_draw_and_no_known_throughput(site: Watched) -> None:
     view = site.state.runs[RUN]
-    assert run_sample(view, site.state, site.config, site.now_ns, NOW_S).draw_mw == 650_000
+    assert run_sample(view, site.state, site.config, site.now_ns, NOW_S, 1.0).draw_mw == 650_000
     late_ns = site.now_ns + 30 * S
-    sample = run_sample(view, site.state, site.config, late_ns, NOW_S)
+    sample = run_sample(view, site.state, site.config, late_ns, NOW_S, 1.0)
     assert (sample.draw_mw, sample.share, sample.cap_mw) == (None, None, None)
 
 
@@ -272,30 +272,37 @@ def test_a_run_that_ends_in_a_window_leaves_its_summary_and_what_it_was(site: Wa
     assert facts[-1].gpus == 2
 
 
-def test_many_runs_have_their_turn_one_after_the_other(site: Watched) -> None:
+@pytest.mark.parametrize(("age_s", "most"), [(0, 200), (1800, 50), (7200, 20), (100_000, 5)])
+def test_many_runs_have_their_turn_one_after_the_other(site: Watched, age_s: int, most: int) -> None:
     view = site.state.runs[RUN]
     runs = {
         Run("c", number): msgspec.structs.replace(view, run=Run("c", number)) for number in range(1, 1001)
     }
-    site.state = msgspec.structs.replace(
-        site.state, runs=runs, window=cs.WindowView(
-            limit_mw=1, limit_ids=("m",), budget_mw=1, committed_mw=1, shortfall_mw=0, silent=(), opened_ns=site.now_ns
-        )
-    )  # fmt: skip
+    opened_ns = site.now_ns - age_s * S
+    window = cs.WindowView(
+        limit_mw=1,
+        limit_ids=("m",),
+        budget_mw=1,
+        committed_mw=1,
+        shortfall_mw=0,
+        silent=(),
+        opened_ns=opened_ns,
+    )
+    site.state = msgspec.structs.replace(site.state, runs=runs, window=window)
     site.wait(1.0)  # with the first cycle comes what was before the window
     site.recorder.cycle(site.state, site.config, site.now_ns, NOW_S + site.now_ns / S)
-    counts: list[int] = []
     seen: Counter[str] = Counter()
-    for _ in range(10):
+    turns = 1000 // most
+    for _ in range(turns):
         site.rows.rows.clear()
         site.wait(1.0)
         site.recorder.cycle(site.state, site.config, site.now_ns, NOW_S + site.now_ns / S)
         rows = of(site, RunSample)
-        counts.append(len(rows))
+        assert len(rows) == most
+        assert {row.held_s for row in rows} == {float(turns)}
         seen.update(row.run for row in rows)
-    assert max(counts) <= RUNS_PER_S
     assert len(seen) == 1000
-    assert set(seen.values()) == {2}
+    assert set(seen.values()) == {1}
 
 
 def test_the_facts_of_many_runs_are_worked_out_a_few_at_a_time_and_are_still_of_their_instant(

@@ -156,7 +156,7 @@ def test_thinning_keeps_the_extremes_and_says_no_more_than_was_there(
 
 
 def means(seconds: int, draw_mw: float | None, share: float | None = None) -> RunMeans:
-    return RunMeans(0.0, seconds - 1.0, seconds, draw_mw, share, 400_000)
+    return RunMeans(float(seconds), draw_mw, share, 400_000)
 
 
 def test_what_a_run_gave_is_baseline_less_draw_of_all_its_gpus() -> None:

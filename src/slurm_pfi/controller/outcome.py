@@ -197,10 +197,7 @@ def thin(samples: Sequence[SiteSample], most: int) -> tuple[SiteSample, ...]:
 
 def given(facts: RunFacts, means: RunMeans | None, window_s: float, events: Sequence[EventRow]) -> Given:
     """What one run gave. ``events`` are its own."""
-    present_s = 0.0
-    if means is not None:
-        step_s = (means.last_unix_s - means.first_unix_s) / (means.samples - 1) if means.samples > 1 else 1.0
-        present_s = min(window_s, means.last_unix_s - means.first_unix_s + step_s)
+    present_s = 0.0 if means is None else min(window_s, means.present_s)
     draw_mw = None if means is None else means.draw_mw
     base_mw, sd = facts.baseline_draw_mw, facts.baseline_sd
     gave_mw = gave_sd_mw = reduction = None

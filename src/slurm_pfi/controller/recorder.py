@@ -40,10 +40,14 @@ BEFORE_S: Final = 120.0
 
 AFTER_S: Final = 120.0
 DRAW_BEFORE_S: Final = 60.0
-RUNS_PER_S: Final = 200
-"""Runs sampled each second in a window. Where there are more, each has its turn less often."""
+RUNS_PER_S: Final = ((600.0, 200), (3600.0, 50), (86_400.0, 20), (float("inf"), 5))
+"""Runs sampled each second, by the age of the window (s): often while caps move, seldom in a long one. Where there are
+more runs each has its turn less often, so that a report has some hundred samples of a run and is read in seconds."""
 
 RUNS_PER_S_BEFORE: Final = 40
+MOST_HELD_S: Final = 10.0
+"""A cycle that is later than this leaves a gap: what was meanwhile, no sample tells."""
+
 FACTS_S: Final = 60.0
 FACTS_PER_CYCLE: Final = 50
 """Runs whose facts are worked out in one cycle: a thousand at once would keep acknowledgements waiting."""
@@ -90,6 +94,7 @@ class Recorder:
         self._draws: deque[tuple[int, SiteSample]] = deque()
         self._held: deque[tuple[int, Row]] = deque()
         self._next_sample_ns = 0
+        self._last_sample_ns: int | None = None
         self._next_facts_ns = 0
         self._after_until_ns = 0
         self._turn = 0
@@ -265,8 +270,13 @@ class Recorder:
         while self._draws and now_ns - self._draws[0][0] > DRAW_BEFORE_S * NS_PER_S:
             self._draws.popleft()
         rows: list[Row] = [sample]
-        for view in self._whose_turn(state, RUNS_PER_S if after else RUNS_PER_S_BEFORE):
-            rows.append(run_sample(view, state, config, now_ns, now_unix_s))
+        last_ns, self._last_sample_ns = self._last_sample_ns, now_ns
+        step_s = SAMPLE_S if last_ns is None else min(MOST_HELD_S, (now_ns - last_ns) / NS_PER_S)
+        views, every = self._whose_turn(
+            state, self._runs_per_s(state, now_ns) if after else RUNS_PER_S_BEFORE
+        )
+        for view in views:
+            rows.append(run_sample(view, state, config, now_ns, now_unix_s, every * step_s))
         if after:
             return rows
         self._held.extend((now_ns, row) for row in rows)
@@ -274,12 +284,16 @@ class Recorder:
             self._held.popleft()
         return []
 
-    def _whose_turn(self, state: State, most: int) -> list[RunView]:
-        """At most ``most`` runs; the others have their turn in the seconds that follow."""
+    def _runs_per_s(self, state: State, now_ns: int) -> int:
+        age_s = 0.0 if state.window is None else (now_ns - state.window.opened_ns) / NS_PER_S
+        return next(most for until_s, most in RUNS_PER_S if age_s <= until_s)
+
+    def _whose_turn(self, state: State, most: int) -> tuple[list[RunView], int]:
+        """At most ``most`` runs, and every how many samples each has its turn."""
         runs = [view for view in state.runs.values() if view.phase in ("admitted", "waiting")]
         every = max(1, -(-len(runs) // most))
         self._turn += 1
-        return [view for place, view in enumerate(runs) if (place + self._turn) % every == 0]
+        return [view for place, view in enumerate(runs) if (place + self._turn) % every == 0], every
 
     def _draw_before_mw(self, opened_ns: int) -> int | None:
         """The mean of the known samples of the minute before; None without one."""

@@ -130,8 +130,10 @@ def _late_ns(config: Config) -> int:
 # ------------------------------------------------------------------------------------------------- the runs
 
 
-def run_sample(view: RunView, state: State, config: Config, now_ns: int, now_unix_s: float) -> RunSample:
-    """A run now. What its nodes said too long ago is unknown."""
+def run_sample(
+    view: RunView, state: State, config: Config, now_ns: int, now_unix_s: float, held_s: float
+) -> RunSample:
+    """A run now, for the next ``held_s``. What its nodes said too long ago is unknown."""
     gpus = _heard_gpus(view, state, config, now_ns)
     draws = [gpu.draw_mw for gpu in gpus]
     caps = [gpu.enforced_mw for gpu in gpus if gpu.enforced_mw is not None]
@@ -144,6 +146,7 @@ def run_sample(view: RunView, state: State, config: Config, now_ns: int, now_uni
         cap_mw=max(caps, default=None),
         draw_mw=round(sum(known) / len(known)) if known and len(known) == len(draws) else None,
         share=None if rate is None or not base else rate / base,
+        held_s=held_s,
     )
 
 

@@ -55,11 +55,9 @@ class _BusyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunMeans:
-    """A run between two instants: its first and last sample, their number, and means over those that are known."""
+    """A run between two instants: how long it was there, and means over the time in which they are known."""
 
-    first_unix_s: float
-    last_unix_s: float
-    samples: int
+    present_s: float
     draw_mw: float | None
     share: float | None
     lowest_cap_mw: int | None

@@ -22,7 +22,8 @@ CREATE TABLE window (id INTEGER PRIMARY KEY, opened REAL NOT NULL, closed REAL, 
 CREATE TABLE site_sample (t REAL NOT NULL, phase TEXT NOT NULL, limit_mw INTEGER, draw_mw INTEGER,
     committed_mw INTEGER, unmeasured_mw INTEGER NOT NULL);
 CREATE INDEX site_sample_t ON site_sample (t);
-CREATE TABLE run_sample (t REAL NOT NULL, run TEXT NOT NULL, cap_mw INTEGER, draw_mw INTEGER, share REAL);
+CREATE TABLE run_sample (t REAL NOT NULL, run TEXT NOT NULL, cap_mw INTEGER, draw_mw INTEGER, share REAL,
+    held_s REAL NOT NULL);
 CREATE INDEX run_sample_t ON run_sample (t);
 CREATE TABLE window_run (window INTEGER NOT NULL, run TEXT NOT NULL, value BLOB NOT NULL,
     PRIMARY KEY (window, run)) WITHOUT ROWID;
@@ -133,7 +134,7 @@ def insert(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
 _INSERTS: Final[dict[type[Row], str]] = {
     WindowRow: "INSERT OR REPLACE INTO window VALUES (?, ?, ?, ?)",
     SiteSample: "INSERT INTO site_sample VALUES (?, ?, ?, ?, ?, ?)",
-    RunSample: "INSERT INTO run_sample VALUES (?, ?, ?, ?, ?)",
+    RunSample: "INSERT INTO run_sample VALUES (?, ?, ?, ?, ?, ?)",
     RunFacts: "INSERT OR REPLACE INTO window_run VALUES (?, ?, ?)",
     EventRow: "INSERT INTO event VALUES (?, ?, ?, ?)",
     EndedRun: "INSERT OR REPLACE INTO ended_run VALUES (?, ?, ?, ?, ?, ?)",
@@ -148,7 +149,7 @@ def _values(row: Row) -> tuple[Any, ...]:
         case SiteSample():
             return row.unix_s, row.phase, row.limit_mw, row.draw_mw, row.committed_mw, row.unmeasured_mw
         case RunSample():
-            return row.unix_s, row.run, row.cap_mw, row.draw_mw, row.share
+            return row.unix_s, row.run, row.cap_mw, row.draw_mw, row.share, row.held_s
         case RunFacts():
             return row.window, row.run, _encode(row)
         case EventRow():
@@ -239,16 +240,16 @@ def site_samples(connection: sqlite3.Connection, from_s: float, to_s: float) -> 
 
 def run_means(
     connection: sqlite3.Connection, from_s: float, to_s: float
-) -> dict[str, tuple[float, float, int, float | None, float | None, int | None]]:
-    """Of each run in ``[from_s, to_s)``: first and last sample, their number, mean draw, mean share, lowest cap."""
+) -> dict[str, tuple[float, float | None, float | None, int | None]]:
+    """Of each run in ``[from_s, to_s)``: seconds, mean draw and mean share over the time they are known, lowest cap."""
     found = connection.execute(
-        "SELECT run, min(t), max(t), count(*), avg(draw_mw), avg(share), min(cap_mw) FROM run_sample"
-        " WHERE t >= ? AND t < ? GROUP BY run",
+        "SELECT run, total(held_s),"
+        " sum(draw_mw * held_s) / sum(CASE WHEN draw_mw IS NOT NULL THEN held_s END),"
+        " sum(share * held_s) / sum(CASE WHEN share IS NOT NULL THEN held_s END), min(cap_mw)"
+        " FROM run_sample WHERE t >= ? AND t < ? GROUP BY run",
         (from_s, to_s),
     )
-    return {
-        run: (first, last, count, draw, share, cap) for run, first, last, count, draw, share, cap in found
-    }
+    return {run: (seconds, draw, share, cap) for run, seconds, draw, share, cap in found}
 
 
 def run_series(
@@ -257,14 +258,15 @@ def run_series(
     """Of each run, or of ``runs`` alone, one sample for each ``step_s``: means of what is known, the highest cap."""
     only = "" if runs is None else f" AND run IN ({', '.join('?' * len(runs))})"
     found = connection.execute(
-        f"SELECT run, min(t), max(cap_mw), avg(draw_mw), avg(share) FROM run_sample WHERE t BETWEEN ? AND ?{only}"  # noqa: S608
+        "SELECT run, min(t), max(cap_mw), avg(draw_mw), avg(share), total(held_s)"  # noqa: S608
+        f" FROM run_sample WHERE t BETWEEN ? AND ?{only}"
         " GROUP BY run, CAST((t - ?) / ? AS INTEGER) ORDER BY run, min(t)",
         (from_s, to_s, *(runs or ()), from_s, step_s),
     )
     series: dict[str, list[RunSample]] = {}
-    for run, unix_s, cap_mw, draw_mw, share in found:
+    for run, unix_s, cap_mw, draw_mw, share, held_s in found:
         draw = None if draw_mw is None else round(draw_mw)
-        sample = RunSample(unix_s=unix_s, run=run, cap_mw=cap_mw, draw_mw=draw, share=share)
+        sample = RunSample(unix_s=unix_s, run=run, cap_mw=cap_mw, draw_mw=draw, share=share, held_s=held_s)
         series.setdefault(run, []).append(sample)
     return series
 

@@ -53,13 +53,17 @@ class SiteSample(Frozen, frozen=True, kw_only=True):
 
 
 class RunSample(Frozen, frozen=True, kw_only=True):
-    """A run at one instant: its highest cap, its draw per GPU, its throughput as a share of its baseline."""
+    """A run at one instant: its highest cap, its draw per GPU, its throughput as a share of its baseline.
+
+    ``held_s``: the time that it stands for, for runs are sampled less often where there are many.
+    """
 
     unix_s: float
     run: str
     cap_mw: int | None
     draw_mw: int | None
     share: float | None
+    held_s: float = 1.0
 
 
 class RunFacts(Frozen, frozen=True, kw_only=True):
