@@ -25,13 +25,17 @@ from .state import RunView, State
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A run that a plan can reach, admitted or waiting for power. The same under every limit."""
+    """A run that a plan can reach, admitted or waiting for power. The same under every limit.
+
+    ``mean_draw_mw``: its baseline draw per GPU while it works; that of the demand where none is known.
+    """
 
     waiting: bool
     gpus: tuple[Gpu, ...]
     demand: RunDemand
     park_mw: int
     floor_mw: int
+    mean_draw_mw: int
 
     @property
     def asked(self) -> Asked:
@@ -42,8 +46,8 @@ class Candidate:
 class Shares:
     """What one limit step gives each run: target caps, what they are expected to lose, and what is missing.
 
-    ``loss`` (0..1) and ``loss_sd`` go by what was learned of each run. ``certified``: how far ``marginal`` went from the
-    equal cut and why; None where nothing had to be decided, or by another policy.
+    ``loss`` (0..1) and ``loss_sd`` go by what was learned of each run. ``certified``: how far ``marginal`` went from
+    the equal cut and why; None where nothing had to be decided, or by another policy.
     """
 
     demands: tuple[RunDemand, ...]
@@ -78,7 +82,8 @@ def candidates(state: State, config: Config, science: Science, site: SiteView) -
         demand = _demand(view, gpus, config, science, knowledge)
         park_mw = sum(gpu.park_mw for gpu in gpus)
         floor_mw = demand.gpus * _whole_watts_up(demand.floor_mw)
-        found.append(Candidate(waiting, gpus, demand, park_mw, floor_mw))
+        mean_draw_mw = view.record.mean_draw_mw or demand.draw_mw
+        found.append(Candidate(waiting, gpus, demand, park_mw, floor_mw, mean_draw_mw))
     return _indexed(found, knowledge) if config.policy.name == "pfi" else tuple(found)
 
 
@@ -124,7 +129,8 @@ def share(
         return certified.reduction
 
     allocation = allocate(Problem(demands, budget_mw, hard_mw), policy, cut)
-    reductions = [1.0 - cap / d.draw_mw for d, cap in zip(demands, allocation.caps_mw, strict=True)]
+    # Curves are of mean draws, and so are the losses told; what is shared is counted with a margin above them.
+    reductions = [1.0 - cap / one.mean_draw_mw for one, cap in zip(admitted, allocation.caps_mw, strict=True)]
     loss, loss_sd = knowledge.losses(asked, reductions)
     committed_mw = sum(d.gpus * cap for d, cap in zip(demands, allocation.caps_mw, strict=True))
     shortfall_mw = max(0, committed_mw - budget_mw)
