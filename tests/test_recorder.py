@@ -13,7 +13,15 @@ from slurm_pfi.config import Config, NodeSet
 from slurm_pfi.controller import state as cs
 from slurm_pfi.controller.record import Recalled, Record, Tally
 from slurm_pfi.controller.recorder import BEFORE_S, FACTS_PER_CYCLE, Recorder
-from slurm_pfi.controller.site_rows import limit_now_mw, run_facts, run_sample, site_sample, work
+from slurm_pfi.controller.site_rows import (
+    MOST_TOLD,
+    limit_now_mw,
+    node_events,
+    run_facts,
+    run_sample,
+    site_sample,
+    work,
+)
 from slurm_pfi.model import Limit, LimitStep, Run
 from slurm_pfi.store.rows import EndedRun, EventRow, RunFacts, RunSample, SiteSample, WindowRow
 
@@ -350,6 +358,36 @@ def test_the_site_is_told_of_limits_and_what_cannot_be_held(site: Watched) -> No
     assert "window 1 opens: limit 500 W (m)" in texts
     assert "the limit cannot be held: " in texts
     assert "window 1 is over: its limit was cleared" in texts
+
+
+def test_what_goes_wrong_with_a_node_is_told_once(site: Watched) -> None:
+    def told() -> list[str]:
+        return [row.text for row in of(site, EventRow) if row.kind == "node"]
+
+    def hear(fault: str) -> None:
+        site.wait(0.9)
+        site.hear("n1", gpu("G0", RUN), gpu("G1", RUN, fault=fault))
+        site.cycle()
+        site.recorder.cycle(site.state, site.config, site.now_ns, NOW_S + site.now_ns / S)
+
+    for fault in ("", "Xid 79", "Xid 79", ""):
+        hear(fault)
+    assert told() == ["node n1: G1: Xid 79"]
+    site.tell(cs.NodeLost(node="n1"))
+    site.recorder.cycle(site.state, site.config, site.now_ns, NOW_S)
+    hear("")
+    assert told()[1:] == ["node n1: its agent is not connected", "node n1: its agent is connected again"]
+
+
+def test_a_storm_of_faults_is_told_in_short() -> None:
+    large = big_site(40)
+    before = large.state
+    heard(large, [f"n{number}" for number in range(1, 41)])
+    calm = large.state.nodes
+    nodes = {name: msgspec.structs.replace(node, connected=False) for name, node in calm.items()}
+    rows = node_events(calm, msgspec.structs.replace(before, nodes=nodes), NOW_S)
+    assert len(rows) == MOST_TOLD + 1
+    assert rows[-1].text.startswith("and 20 more")
 
 
 def test_a_fault_of_the_recorder_ends_nothing_and_is_said_once(

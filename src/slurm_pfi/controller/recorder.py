@@ -22,6 +22,7 @@ from .site_rows import (
     audit_event,
     cap_events,
     limit_event,
+    node_events,
     phase_of,
     promise_events,
     run_facts,
@@ -31,7 +32,7 @@ from .site_rows import (
     window_row,
     work,
 )
-from .state import RunView, State, WindowView
+from .state import NodeView, RunView, State, WindowView
 from .views import run_view
 
 SAMPLE_S: Final = 1.0
@@ -88,6 +89,7 @@ class Recorder:
         self._limit: tuple[int, tuple[str, ...]] | None = None
         self._settled = False
         self._runs: dict[Run, RunView] = {}
+        self._nodes: dict[str, NodeView] = {}
         self._told_caps: dict[Run, int] = {}
         self._work: dict[Run, Work | None] = {}
         self._due: deque[tuple[int, RunView, Work | None, State, int, float]] = deque()
@@ -142,6 +144,7 @@ class Recorder:
             rows += self._close(state, now_ns, now_unix_s)
         rows += cap_events(self._runs, state, config.policy.name, self._told_caps, now_ns, now_unix_s)
         rows += promise_events(self._runs, state, now_unix_s)
+        rows += node_events(self._nodes, state, now_unix_s)
         rows += self._some_facts()
         rows += self._ended(state, config, now_ns, now_unix_s)
         if now_ns >= self._next_sample_ns:
@@ -149,7 +152,7 @@ class Recorder:
                 self._next_sample_ns + round(SAMPLE_S * NS_PER_S), now_ns + NS_PER_S // 2
             )
             rows += self._samples(state, config, now_ns, now_unix_s)
-        self._runs = state.runs
+        self._runs, self._nodes = state.runs, state.nodes
         return rows
 
     def _take_over(self, state: State, now_unix_s: float) -> list[Row]:

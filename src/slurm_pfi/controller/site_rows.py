@@ -18,6 +18,9 @@ from .views import run_view
 UNMEASURED_SHARE: Final = 0.05
 """With more of the site than this counted instead of measured, its draw is told as unknown."""
 
+MOST_TOLD: Final = 20
+"""Faults of nodes told at one instant."""
+
 Work: TypeAlias = tuple[float, float]
 """Units of a job's counter: done, and lost to caps."""
 
@@ -265,6 +268,36 @@ def promise_events(before: Mapping[Run, RunView], state: State, now_unix_s: floa
             text = f"the emergency is over for it: its floor of {format_power(view.floor_mw)} holds again"
             found.append(EventRow(unix_s=now_unix_s, run=str(run), kind="floor_kept", text=text))
     return found
+
+
+def node_events(before: Mapping[str, NodeView], state: State, now_unix_s: float) -> list[EventRow]:
+    """Nodes that were lost or came back, and what is newly wrong with them; of a storm only the first."""
+    found: list[str] = []
+    for name, node in state.nodes.items():
+        old = before.get(name)
+        if old is None or node is old:
+            continue
+        if old.connected != node.connected and old.report is not None:
+            found.append(
+                f"node {name}: its agent is {'connected again' if node.connected else 'not connected'}"
+            )
+        if node.report is not old.report:
+            known = set(_troubles(old))
+            found += [f"node {name}: {one}" for one in _troubles(node) if one not in known]
+    more = (
+        [f"and {len(found) - MOST_TOLD} more faults of nodes at the same time"]
+        if len(found) > MOST_TOLD
+        else []
+    )
+    return [EventRow(unix_s=now_unix_s, kind="node", text=told) for told in (*found[:MOST_TOLD], *more)]
+
+
+def _troubles(node: NodeView) -> list[str]:
+    report = node.report
+    if report is None:
+        return []
+    refused = [f"it refused a plan: {report.refused}"] if report.refused else []
+    return [*report.faults, *(f"{gpu.uuid}: {gpu.fault}" for gpu in report.gpus if gpu.fault), *refused]
 
 
 def limit_event(window: WindowView, window_id: int, now_unix_s: float, *, first: bool) -> EventRow:

@@ -9,7 +9,7 @@ from typing import Final
 from ...controller.outcome import Given, WindowReport
 from ...store.rows import EventRow
 from .charts import bar, text
-from .words import UNKNOWN, count, gpu_hours, job_of, note, percent, power, utc
+from .words import UNKNOWN, count, job_of, note, percent, power, utc
 
 MOST_RUNS: Final = 40
 MOST_EVENTS: Final = 120
@@ -91,7 +91,9 @@ def _draws(run: Given) -> str:
 def _hours(hours: float | None) -> str:
     if hours is None:
         return UNKNOWN
-    return text(gpu_hours(hours).removesuffix(" GPU-hours").replace("less than", "<"))
+    if 0 < abs(hours) < 0.001:
+        return "&lt; 0.001"
+    return f"{hours:,.3f}" if abs(hours) < 10 else f"{hours:,.1f}"
 
 
 def _rest(rest: Sequence[Given], heads: Sequence[Head]) -> str:
