@@ -62,8 +62,8 @@ MUTANTS: Final = (
         name="a-rebound-without-its-limit",
         invariant="no new peak",
         file="controller/rebound.py",
-        old="    limit_mw = max(least_mw, _level_mw(rebound, config, before_mw, uncapped_mw, now_ns))",
-        new="    limit_mw = uncapped_mw - MW_PER_W",
+        old="    return Hold(rebound, asking, max(least_mw, level_mw), before_mw, least_mw)",
+        new="    return Hold(rebound, asking, uncapped_mw - MW_PER_W, before_mw, least_mw)",
         tests=REBOUND,
     ),
     Mutant(
@@ -72,6 +72,14 @@ MUTANTS: Final = (
         file="controller/rebound.py",
         old="    asking = tuple(_kept(one, rebound) for one in asking)\n",
         new="",
+        tests=REBOUND,
+    ),
+    Mutant(
+        name="a-silent-nodes-watts-given-to-others-in-a-rebound",
+        invariant="no new peak",
+        file="controller/rebound.py",
+        old="for key, gpu in site.gpus.items() if gpu.commandable\n    )\n    return site.fixed_mw",
+        new="for key, gpu in site.gpus.items()\n    )\n    return site.fixed_mw",
         tests=REBOUND,
     ),
     Mutant(

@@ -373,7 +373,7 @@ def test_a_limit_that_lowered_nothing_keeps_no_job_from_its_power_after_it() -> 
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_no_draw_passes_the_draw_before_in_any_order_of_things(seed: int) -> None:
-    """Random fates after a window. Only who does not hear that the rebound goes on may give back before its end."""
+    """Random fates after a window: jobs, draws, agents, the controller, Slurm and the bus."""
     choose = random.Random(seed)
     fate = Fate(
         bus_delay_s=choose.choice([0.01, 0.3, 1.5]),
@@ -394,7 +394,7 @@ def test_no_draw_passes_the_draw_before_in_any_order_of_things(seed: int) -> Non
     looks: list[Look] = []
     next_id = 10
     while len(looks) < (HOLD_S - 25) * 10:
-        deed = choose.randrange(6)
+        deed = choose.randrange(8)
         node = world.nodes[choose.choice(list(world.nodes))]
         running = list(world.slurm)
         if deed == 0 and running:
@@ -410,10 +410,17 @@ def test_no_draw_passes_the_draw_before_in_any_order_of_things(seed: int) -> Non
             next(iter(node.devices.values())).demand_mw = choose.choice([75, 500, 700]) * W
         elif deed == 4:
             world.slurm_up = not world.slurm_up
+        elif deed == 5:
+            node.frozen = not node.frozen
+        elif deed == 6:
+            world.kill_controller()
+            looks += watch(world, choose.uniform(0.2, 5))
+            world.start_controller()
         looks += watch(world, choose.uniform(0.2, 8))
     assert max(look.draw_mw for look in looks) <= before_mw * 1.01
     assert not world.violations, world.violations[0]
     for node in world.nodes.values():
+        node.frozen = False
         world.restart_agent(node)
     world.fate.loss = 0.0
     world.slurm_up = True

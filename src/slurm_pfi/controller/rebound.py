@@ -109,11 +109,11 @@ def hold(
     if now_ns >= rebound.ends_ns:
         return None
     asking = tuple(_kept(one, rebound) for one in asking)
-    least_mw = max(_floors_mw(asking, site), site.fixed_mw + site.constant_mw + rebound.commanded_mw)
-    limit_mw = max(least_mw, _level_mw(rebound, config, before_mw, uncapped_mw, now_ns))
-    if limit_mw >= uncapped_mw:
+    least_mw = max(_floors_mw(asking, site), _left_mw(rebound, site))
+    level_mw = _level_mw(rebound, config, before_mw, uncapped_mw, now_ns)
+    if level_mw >= uncapped_mw:
         return None
-    return Hold(rebound, asking, limit_mw, before_mw, least_mw)
+    return Hold(rebound, asking, max(least_mw, level_mw), before_mw, least_mw)
 
 
 def begins(state: State, config: Config, site: SiteView) -> bool:
@@ -142,14 +142,19 @@ def _begin(
     uncapped_mw: int,
     now_ns: int,
 ) -> Rebound:
-    if state.window is None:
-        from_mw = site.fixed_mw + site.constant_mw
-        from_mw += sum(_reported_mw(gpu) for gpu in site.gpus.values() if gpu.commandable)
-    else:
-        from_mw = max(state.window.committed_mw + site.fixed_mw, state.window.limit_mw)
+    inherited = state.window is None
+    caps_mw = {one.demand.run: _cap_mw(state, site, one.demand.run) for one in asking if not one.waiting}
+    of_runs = {gpu.key: caps_mw[one.demand.run] for one in asking if not one.waiting for gpu in one.gpus}
+    counted_mw = {
+        key: _reported_mw(gpu) if inherited else of_runs.get(key, gpu.park_mw)
+        for key, gpu in site.gpus.items()
+        if gpu.commandable
+    }
+    total_mw = site.fixed_mw + site.constant_mw + sum(counted_mw.values())
+    from_mw = total_mw if state.window is None else max(total_mw, state.window.limit_mw)
     rebound_s, ramp_w_per_s = config.times.rebound_s, config.policy.ramp_up_w_per_s
     held_ns = 0 if before_mw is None else round(rebound_s * NS_PER_S)
-    if state.window is None and state.held_until_ns is not None:
+    if inherited and state.held_until_ns is not None:
         held_ns = min(held_ns, max(0, state.held_until_ns - now_ns))
     release_s = quick_s(config) if ramp_w_per_s is None else rebound_s
     gap_mw = max(0, (uncapped_mw if before_mw is None else before_mw) - from_mw)
@@ -159,10 +164,11 @@ def _begin(
         until_ns=now_ns + held_ns,
         ends_ns=now_ns + held_ns + round(release_s * NS_PER_S),
         from_mw=from_mw,
-        commanded_mw=from_mw - site.fixed_mw - site.constant_mw,
+        spare_mw=from_mw - total_mw,
+        counted_mw=counted_mw,
         rise_mw_per_s=round(rise),
-        inherited=state.window is None,
-        caps_mw={one.demand.run: _cap_mw(state, site, one.demand.run) for one in asking if not one.waiting},
+        caps_mw=caps_mw,
+        inherited=inherited,
     )
 
 
@@ -208,6 +214,17 @@ def _kept(one: Candidate, rebound: Rebound) -> Candidate:
     floor_mw = max(own_mw, min(left_mw, demand.draw_mw, demand.ceiling_mw) // MW_PER_W * MW_PER_W)
     total_mw = demand.gpus * (-(-floor_mw // MW_PER_W) * MW_PER_W)
     return replace(one, demand=replace(demand, floor_mw=floor_mw), floor_mw=total_mw)
+
+
+def _left_mw(rebound: Rebound, site: SiteView) -> int:
+    """What the window left the site, with each GPU that cannot be commanded now at its worst in the place of its cap.
+
+    So nobody gains from a node that falls silent, or from one that is heard again.
+    """
+    now_mw = sum(
+        rebound.counted_mw.get(key, gpu.park_mw) for key, gpu in site.gpus.items() if gpu.commandable
+    )
+    return site.fixed_mw + site.constant_mw + now_mw + rebound.spare_mw
 
 
 def _floors_mw(asking: Sequence[Candidate], site: SiteView) -> int:

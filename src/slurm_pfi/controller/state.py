@@ -119,16 +119,17 @@ class Rebound(Frozen, frozen=True, kw_only=True):
 
     The synthetic limit rises by ``rise_mw_per_s`` from ``from_mw``, the limit that ended or what caps took more, up to
     the draw before it, is that until ``until_ns``, and goes on until nothing is held, at ``ends_ns`` at the latest.
-    ``commanded_mw``: the part of ``from_mw`` that was ours to give. ``caps_mw``: the cap per GPU that each run had at
-    the end; the rebound takes no run below it. ``inherited``: a new controller found it so. ``told``: what the audit
-    has of it (site, mW): where it rises to, and the least that it allows.
+    ``counted_mw``: what each GPU that could be commanded had of it, ``spare_mw`` what nobody had. ``caps_mw``: the cap
+    per GPU that each run had at the end; the rebound takes no run below it. ``inherited``: a new controller found it
+    so. ``told``: what the audit has of it (site, mW): where it rises to, and the least that it allows.
     """
 
     began_ns: int
     until_ns: int
     ends_ns: int
     from_mw: int
-    commanded_mw: int
+    spare_mw: int
+    counted_mw: dict[tuple[str, GpuId], int]
     rise_mw_per_s: int
     caps_mw: dict[Run, int]
     inherited: bool = False
