@@ -356,6 +356,8 @@ def _words(event: str, fields: Mapping[str, Any]) -> str | None:
             return (
                 "switched off: no limit is enforced" if fields["off"] else "switched on: limits are enforced"
             )
+        case "rebound" if not fields["open"]:
+            return "the slow release is over: no cap is held any more"
         case "leader":
             return f"a controller took command (epoch {fields['epoch']})"
     return None
