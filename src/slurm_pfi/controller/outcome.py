@@ -67,7 +67,7 @@ class Delivered(Frozen, frozen=True, kw_only=True):
 
     ``bottom_up_mw``: baseline less draw, summed over the ``known_runs``, with a 95 % interval from the baselines'
     errors, taken as independent; the ``unknown_runs`` have no baseline and are not in it. ``top_down_mw``: the site's
-    draw in the minute before less its mean draw.
+    draw just before less its mean draw.
     """
 
     bottom_up_mw: int | None

@@ -14,7 +14,7 @@ import structlog
 
 from ..config import Config
 from ..model import Run
-from ..store.rows import EndedRun, EventRow, Row, SiteSample, WindowRow
+from ..store.rows import DRAW_BEFORE_S, EndedRun, EventRow, Row, SiteSample, WindowRow
 from .kinship import kin_of
 from .ledger import NS_PER_S
 from .site_rows import (
@@ -40,7 +40,6 @@ BEFORE_S: Final = 120.0
 """How long before a window its page begins."""
 
 AFTER_S: Final = 120.0
-DRAW_BEFORE_S: Final = 60.0
 RUNS_PER_S: Final = ((600.0, 200), (3600.0, 50), (86_400.0, 20), (float("inf"), 5))
 """Runs sampled each second, by the age of the window (s): often while caps move, seldom in a long one. Where there are
 more runs each has its turn less often, so that a report has some hundred samples of a run and is read in seconds."""
@@ -299,7 +298,7 @@ class Recorder:
         return [view for place, view in enumerate(runs) if (place + self._turn) % every == 0], every
 
     def _draw_before_mw(self, opened_ns: int) -> int | None:
-        """The mean of the known samples of the minute before; None without one."""
+        """The mean of the known samples of the last DRAW_BEFORE_S before; None without one."""
         known = [
             sample.draw_mw
             for at_ns, sample in self._draws

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -12,11 +12,15 @@ Phase: TypeAlias = Literal["before", "window", "rebound", "after"]
 BaselineSource: TypeAlias = Literal["seen", "recalled", "bounded"]
 
 
+DRAW_BEFORE_S: Final = 15.0
+"""A window is held against the mean draw of so long before it: short, so that a job's start is seldom in it."""
+
+
 class WindowRow(Frozen, frozen=True, kw_only=True):
     """One window. ``closed_unix_s`` is None while it is open; ``ended`` says in words why it closed.
 
     ``limit_mw`` and ``limit_ids`` are those it opened with. ``draw_before_mw``: the site's mean draw over the last
-    minute before. ``beside_mw``: what the site declares beside the GPUs; it is in every site figure and not measured.
+    DRAW_BEFORE_S before. ``beside_mw``: what the site declares beside the GPUs, in every site figure and not measured.
     ``response_s``: a limit counts from so long after it came into force. ``mode`` is ``mixed`` where only some nodes
     enforce. ``simulated``: its GPUs were.
     """

@@ -8,6 +8,7 @@ from typing import Final
 
 from ... import __version__
 from ...controller.outcome import Given, WindowReport
+from ...store.rows import DRAW_BEFORE_S
 from ...units import format_duration, format_power
 from . import words
 from .charts import NARROW, WIDE, run_chart, site_chart, text
@@ -67,14 +68,14 @@ def _tiles(report: WindowReport) -> str:
     less = ""
     if before_mw and mean_mw is not None:
         change = (mean_mw - before_mw) / before_mw
-        less = f"{'-' if change < 0 else '+'}{abs(100 * change):.1f} % against the minute before"
+        less = f"{'-' if change < 0 else '+'}{abs(100 * change):.1f} % against before"
     interval = ""
     if given.low_mw is not None and given.high_mw is not None:
         interval = f"95 %: {format_power(given.low_mw)} to {format_power(given.high_mw)}"
     above = words.UNKNOWN if not found.counted_s else f"{found.above_s:.1f} s"
     tiles: list[Tile] = [
         ("Site limit", format_power(report.window.limit_mw), _changes(report)),
-        ("Site draw before", words.power(before_mw), "mean of the minute before"),
+        ("Site draw before", words.power(before_mw), f"mean of the {DRAW_BEFORE_S:g} s before"),
         ("Site draw under the limit", words.power(mean_mw), less),
         ("Given by the runs", words.power(given.bottom_up_mw), interval),
         ("Above the limit", above, words.energy(found.above_kwh) if found.counted_s else ""),

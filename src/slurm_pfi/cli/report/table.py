@@ -13,7 +13,7 @@ from .words import UNKNOWN, count, job_of, note, percent, power, utc
 
 MOST_RUNS: Final = 40
 MOST_EVENTS: Final = 120
-EVERY_CAP: Final = 40
+EVERY_CAP: Final = 80
 """With more entries than this of caps that came and went, these are only counted."""
 
 _ROUTINE: Final = frozenset({"capped", "uncapped", "admitted", "ended"})

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import Final
 
 from ...controller.outcome import Given, WindowReport
-from ...store.rows import WindowRow
+from ...store.rows import DRAW_BEFORE_S, WindowRow
 from ...units import format_duration, format_power
 
 UNKNOWN: Final = "not known"
-HELD: Final = 1.02
+HELD: Final = 1.005
 """Up to this share of the draw before a slow release holds the site down; later it only lets go."""
 
 SIMULATED: Final = "The GPUs of this window were simulated: no figure here was measured on hardware."
@@ -155,13 +155,13 @@ def top_down(report: WindowReport) -> str:
     if before_mw is None:
         return "The draw before the window is not known, so the site's own reduction is not known."
     if mean_mw is None:
-        return f"The site drew {format_power(before_mw)} in the minute before; what it drew in the window is not known."
+        return f"The site drew {format_power(before_mw)} before; what it drew in the window is not known."
     less_mw = before_mw - mean_mw
     how = "less" if less_mw >= 0 else "more"
     share = f" ({percent(abs(less_mw) / before_mw)})" if before_mw > 0 else ""
     return (
-        f"The site drew {format_power(before_mw)} in the minute before and {format_power(mean_mw)} on average in the "
-        f"window: {format_power(abs(less_mw))} {how}{share}."
+        f"The site drew {format_power(before_mw)} in the {DRAW_BEFORE_S:g} s before and {format_power(mean_mw)} on "
+        f"average in the window: {format_power(abs(less_mw))} {how}{share}."
     )
 
 
