@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from ...bus.control import UNREACHABLE, WRONG_USE
+from ...bus.asking import UNREACHABLE, WRONG_USE
 from ...controller.outcome import Given, WindowReport, decode, decode_windows
 from ...files import write_atomically
 from ...store.rows import WindowRow

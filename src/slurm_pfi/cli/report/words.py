@@ -117,10 +117,13 @@ def verdict(report: WindowReport) -> str:
     interval = "" if found.interval_s is None else f", sampled every {found.interval_s:.1f} s"
     counted = f"{format_duration(found.counted_s)}{interval}"
     if found.above_s <= 0:
-        return (
-            f"The limit was kept: in {counted}, the draw was never above it. "
-            f"It came within {format_power(-found.worst_mw)} of it.{unknown}"
+        room_mw = -found.worst_mw
+        near = (
+            "At times it was right at it"
+            if room_mw < 500
+            else f"It came within {format_power(room_mw)} of it"
         )
+        return f"The limit was kept: in {counted}, the draw was never above it. {near}.{unknown}"
     share = found.above_s / found.counted_s
     return (
         f"The draw was above the limit for {found.above_s:.1f} s of {counted} ({percent(share)}): "
