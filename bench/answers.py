@@ -24,7 +24,8 @@ from typing import Any
 
 import msgspec
 
-from slurm_pfi.bus.control import ControlServer, ask
+from slurm_pfi.bus.asking import ask
+from slurm_pfi.bus.control import ControlServer
 from slurm_pfi.config import Config, ControllerSection, NodeSet, TimesSection
 from slurm_pfi.controller import state as cs
 from slurm_pfi.controller.orders import Orders

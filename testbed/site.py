@@ -322,7 +322,7 @@ class Site(Daemons):
 
     def ask(self, command: str, args: dict[str, Any] | None = None) -> Any:
         """Put a question to the controller over its socket, without the cost of starting a command line."""
-        from slurm_pfi.bus.control import ask
+        from slurm_pfi.bus.asking import ask
 
         reply = ask(self.root / "controller/run/control.sock", command, args)
         if not reply.ok:

@@ -14,7 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_pfi.bus.control import MAX_REQUEST_BYTES, ControlServer, Reply, Request, ask, refusal
+from slurm_pfi.bus.asking import MAX_REQUEST_BYTES, Reply, Request, ask, refusal
+from slurm_pfi.bus.control import ControlServer
 from slurm_pfi.bus.unix import Peer, UnreachableError, connect, listen
 
 

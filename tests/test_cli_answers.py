@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slurm_pfi.bus.control import ask
+from slurm_pfi.bus.asking import ask
 from slurm_pfi.cli.root import main
 from slurm_pfi.controller import state as cs
 from slurm_pfi.controller.answers import job_view
@@ -223,7 +223,7 @@ def test_whose_they_are_is_the_word_of_the_kernel(controller: Controller, tmp_pa
     if os.getuid() != 0:
         pytest.skip("only root may become another user")
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom slurm_pfi.bus.control import ask\n"
+        "import os, sys\nfrom pathlib import Path\nfrom slurm_pfi.bus.asking import ask\n"
         "os.setuid(4242)\nprint(*(run['run'] for run in ask(Path(sys.argv[1]), 'jobs', {'mine': True}).data))"
     )
     for folder in (tmp_path, *tmp_path.parents):

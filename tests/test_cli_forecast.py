@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slurm_pfi.bus.control import Request, ask
+from slurm_pfi.bus.asking import Request, ask
 from slurm_pfi.bus.unix import Peer
 from slurm_pfi.cli.root import main
 from slurm_pfi.config import Config, ControllerSection

@@ -132,6 +132,13 @@ def test_the_node_agent_loads_nothing_heavy() -> None:
     assert not loaded_by(f"import {PACKAGE}.node.command") & set(NO_ROOM_OF_NODE)
 
 
+def test_a_question_loads_neither_servers_nor_arrays() -> None:
+    modules = ("root", "status", "job", "jobs", "what_if", "offer")
+    loaded = loaded_by(f"import {', '.join(f'{PACKAGE}.cli.{name}' for name in modules)}")
+    assert "click" in loaded
+    assert not loaded & {"asyncio", "numpy", "ssl", "sqlite3", "ClusterShell"}
+
+
 def test_no_module_of_the_node_agent_loads_anything_heavy() -> None:
     names = [path.stem for path in (SOURCE / "node").glob("*.py") if not path.stem.startswith("__")]
     assert not loaded_by(f"import {', '.join(f'{PACKAGE}.node.{name}' for name in names)}") & set(

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from ..model import BusMessage, Plan, Report
+from .accepting import accept_forever, end_tasks
 from .codec import HEADER_BYTES, CodecError, decode, encode, frame_length
-from .unix import Listener, Peer, SocketError, accept_forever, connect, end_tasks, listen, peer_of
+from .unix import Listener, Peer, SocketError, connect, listen, peer_of
 
 _BACK_OFF_FIRST_S: Final = 0.1
 _BACK_OFF_CAP_S: Final = 2.0

@@ -5,7 +5,6 @@ Ours alone: both daemons and the command line use it through ``local`` and ``con
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import fcntl
@@ -13,14 +12,13 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 _CREDENTIALS: Final = struct.Struct("iII")
 _SUN_PATH_MAX: Final = 107  # bytes of a Unix socket's address without the closing zero (unix(7))
-_ACCEPT_PAUSE_S: Final = 0.1
 
 
 class SocketError(Exception):
@@ -192,29 +190,3 @@ def _lock(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-async def accept_forever(listener: Listener, handle: Callable[[socket.socket, Peer], None]) -> None:
-    """Hand every connection and its peer to ``handle``, which then owns it. Ends by being cancelled only."""
-    loop = asyncio.get_running_loop()
-    while True:
-        try:
-            connection, _ = await loop.sock_accept(listener.socket)
-        except OSError:  # no descriptors left, or the peer was gone first: others must still get in
-            await asyncio.sleep(_ACCEPT_PAUSE_S)
-            continue
-        try:
-            peer = peer_of(connection)
-        except OSError:
-            connection.close()
-            continue
-        handle(connection, peer)
-
-
-async def end_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel and await. Each task gets to its first await before, so that it owns, and closes, its socket."""
-    ending = list(tasks)
-    await asyncio.sleep(0)
-    for task in ending:
-        task.cancel()
-    await asyncio.gather(*ending, return_exceptions=True)

@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 import click
 from rich.console import Console
 
-from ..bus.control import NO, UNREACHABLE, WRONG_USE, Reply, ask
+from ..bus.asking import NO, UNREACHABLE, WRONG_USE, Reply, ask
 from ..bus.unix import UnreachableError
 from ..config import Config, ConfigError, config_path, load_config
 

@@ -8,7 +8,7 @@ from typing import Final
 import click
 import msgspec
 
-from ..bus.control import WRONG_USE
+from ..bus.asking import WRONG_USE
 from ..config import Config
 from ..controller.nodes import ConfigNodesError, declared_nodes
 from .common import fail, given_path, print_json, site_config

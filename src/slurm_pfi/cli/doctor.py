@@ -7,7 +7,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from ..bus.control import NO, WRONG_USE
+from ..bus.asking import NO, WRONG_USE
 from ..controller.nodes import ConfigNodesError, declared_nodes
 from ..node.paths import node_name as find_node_name
 from .checks.everything import gather, run_checks

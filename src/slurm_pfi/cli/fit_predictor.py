@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from ..bus.control import NO
+from ..bus.asking import NO
 from ..elasticity.curve import CurveError
 from ..elasticity.curvefile import FileCurve, Skipped
 from ..elasticity.index import GridMismatchError

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from ..bus.control import WRONG_USE
+from ..bus.asking import WRONG_USE
 from .common import ask_controller, console, fail, print_json
 from .job_words import HEADINGS, sections, title
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from ..bus.control import WRONG_USE
+from ..bus.asking import WRONG_USE
 from ..units import UnitError, format_duration, format_power, parse_duration_s, parse_power_mw
 from .clock import local_text, parse_start_s, parse_time_s
 from .common import ask_controller, console, fail, print_json

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ..bus.control import NO, WRONG_USE
+from ..bus.asking import NO, WRONG_USE
 from ..units import format_duration, format_power
 from .clock import local_text
 from .common import ask_controller, console, fail, percent, print_json

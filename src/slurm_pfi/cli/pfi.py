@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from ..bus.control import NO, WRONG_USE
+from ..bus.asking import NO, WRONG_USE
 from ..elasticity.curve import CurveError
 from ..elasticity.curvefile import CurveFile, CurveFileError, FileCurve, Skipped, load_curves
 from ..elasticity.index import Pfi

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from .. import __version__
-from ..bus.control import WRONG_USE
+from ..bus.asking import WRONG_USE
 
 _MODULES: Final = {
     "config": "config_check",

@@ -23,7 +23,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.live import Live
 
-from ..bus.control import ask
+from ..bus.asking import ask
 from ..bus.unix import UnreachableError
 from ..units import format_duration
 from .common import why_unreachable

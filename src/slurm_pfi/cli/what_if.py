@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 from rich.console import Console
 
-from ..bus.control import NO, WRONG_USE
+from ..bus.asking import NO, WRONG_USE
 from ..units import UnitError, format_power, parse_power_mw
 from .common import ask_controller, console, fail, percent, print_json
 from .forecast_words import estimate, job_ids, standing_lines, uncapped_lines, wrapped

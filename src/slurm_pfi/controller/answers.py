@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta
 
-from ..bus.control import NO, Reply, Request, refusal
+from ..bus.asking import NO, Reply, Request, refusal
 from ..bus.unix import Peer
 from ..config import Config
 from ..store.history import History, HistoryError

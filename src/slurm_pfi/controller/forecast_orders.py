@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..bus.control import Reply, Request, refusal
+from ..bus.asking import Reply, Request, refusal
 from .forecast import what_if
 from .forecast_values import Target, WhatIf
 from .fresh import Fresh

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 
-from ..bus.control import NO, Reply, Request, refusal
+from ..bus.asking import NO, Reply, Request, refusal
 from ..bus.unix import Peer
 from ..model import LimitClass, LimitStep
 from ..store.limits import LimitError, ScheduleStep

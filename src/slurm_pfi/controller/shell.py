@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from ..bus.control import UNREACHABLE, WRONG_USE, ControlServer
+from ..bus.asking import UNREACHABLE, WRONG_USE
+from ..bus.control import ControlServer
 from ..bus.local import LocalServer
 from ..bus.unix import Peer, SocketError
 from ..config import Config, ConfigError, load_config

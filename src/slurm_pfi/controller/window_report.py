@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from ..bus.control import NO, Reply, Request, refusal
+from ..bus.asking import NO, Reply, Request, refusal
 from ..store.history import History, HistoryError
 from ..store.rows import EventRow, SiteSample, WindowRow
 from .outcome import WindowReport, compliance, delivered, given, limit_steps, lost, thin

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from ..bus.control import NO, UNREACHABLE, WRONG_USE, ControlServer, Reply, Request, refusal
+from ..bus.asking import NO, UNREACHABLE, WRONG_USE, Reply, Request, refusal
+from ..bus.control import ControlServer
 from ..bus.local import LocalClient
 from ..bus.unix import Peer, SocketError
 from ..config import Config, ConfigError, load_config

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from ..bus.control import NO, UNREACHABLE, WRONG_USE, Reply, ask
+from ..bus.asking import NO, UNREACHABLE, WRONG_USE, Reply, ask
 from ..bus.unix import SocketError, UnreachableError
 from ..config import Config, ConfigError, config_path, load_config
 from ..gpu.device import DeviceError

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from ...bus.control import ask
+from ...bus.asking import ask
 from ...bus.unix import UnreachableError, connect, peer_of
 from ...node.paths import node_paths
 from ...units import format_duration

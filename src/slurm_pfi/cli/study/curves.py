@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from ...bus.control import WRONG_USE
+from ...bus.asking import WRONG_USE
 from ...elasticity.curvefile import CurveFile
 from ...sim.curves_study import (
     LEAVE_OUT,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from ...bus.control import NO, WRONG_USE
+from ...bus.asking import NO, WRONG_USE
 from ...elasticity.curvefile import CurveFile, CurveFileError, family_key, load_curves, load_text
 from ...elasticity.library import MEASURED_FILE, Library, LibraryError
 from ...sim.population import (

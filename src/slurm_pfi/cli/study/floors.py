@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from ...bus.control import NO
+from ...bus.asking import NO
 from ...elasticity.curvefile import CurveFile
 from ...elasticity.floors import FLOOR_SDS
 from ...sim.floors_study import (

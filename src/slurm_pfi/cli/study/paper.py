@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from ...bus.control import WRONG_USE
+from ...bus.asking import WRONG_USE
 from ...sim.paper import BASE, MIXES, OBJECTIVES, Mix, all_assumptions
 from ...sim.paper_learned import learned_rounds
 from ...sim.paper_play import Game, Row, play
