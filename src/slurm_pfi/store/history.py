@@ -308,7 +308,10 @@ class History:
         try:
             more = db.prune(self._connection, self._clock() - self._days * 86_400.0, TIDY_ROWS)
             more = db.shrink(self._connection, self._most_bytes, TIDY_ROWS) or more
-        except sqlite3.Error as error:
+        except sqlite3.DatabaseError as error:
+            if db.is_damage(error):
+                self._put_aside(str(error))
+                return
             self._fail(f"old rows of the history {self._path} cannot be deleted: {error}")
             more = False
         self._next_tidy_s = now_s + (GATHER_S if more else TIDY_S)
