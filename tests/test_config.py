@@ -69,6 +69,8 @@ def test_an_unusable_file_is_refused_by_file_place_and_what_is_allowed(name: str
         ("[policy]\nreserve_w = nan", "line 3: policy.reserve_w = nan: expected a number >= 0.0"),
         ("[policy]\nreserve_w = inf", "line 3: policy.reserve_w = inf: expected a number <= 10000000000.0"),
         ("[policy]\nreserve_w = -1", "line 3: policy.reserve_w = -1: expected a number >= 0.0"),
+        ("[times]\nrebound_s = -1", "line 3: times.rebound_s = -1: expected a number >= 0.0"),
+        ("[policy]\ncontract_w = 0", "line 3: policy.contract_w = 0: expected a number > 0.0"),
         ("mode = 'on'", 'line 2: mode = "on": expected one of observe, enforce'),
         ("[policy]\nname = 'best'", 'line 3: policy.name = "best": expected one of equal, pfi, marginal'),
         (NODE_SET + "mode = 'on'", 'line 7: node_set 1: mode = "on": expected one of observe, enforce'),

@@ -136,6 +136,24 @@ def test_no_run_is_cut_deeper_than_the_window_left_it() -> None:
                 assert min(world.cap_of(run)) >= left[job]
 
 
+def test_nobody_gains_from_a_node_that_falls_silent() -> None:
+    world = busy(16)
+    before_mw = draw_mw(world)
+    world.set_limit(round(before_mw * 0.92))
+    world.run(20)
+    world.set_limit(None)
+    world.run(20)
+    for number in (6, 7):
+        world.start_job(number, {"n3": [number - 4]}, flex="none", partition="urgent", watts=690)
+    world.nodes["n1"].frozen = True
+    looks = watch(world, 20)
+    assert world.controller.window is not None and world.controller.window.silent == ("n1",)
+    world.restart_agent(world.nodes["n1"])
+    looks += watch(world, 20)
+    assert max(look.caps_mw for look in looks) <= before_mw
+    assert max(look.draw_mw for look in looks) <= before_mw
+
+
 def test_a_ramp_of_the_sites_own() -> None:
     world = busy(4, ramp_up_w_per_s=10)
     limit_mw = round(draw_mw(world) * 0.92)
