@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
+from slurm_pfi.cli.report.words import cost
+from slurm_pfi.controller import window_report
 from slurm_pfi.controller.outcome import compliance, delivered, given, limit_steps, lost, thin
 from slurm_pfi.store.history import RunMeans
 from slurm_pfi.store.rows import EventRow, Phase, SiteSample
@@ -233,3 +235,22 @@ def test_the_whole_of_it_out_of_a_history(tmp_path: Path) -> None:
     assert best.reduction == pytest.approx(0.08 + 0.3 * 7 / 9, abs=0.001)
     assert report.delivered.bottom_up_mw == pytest.approx(sum(run.gave_mw or 0 for run in report.runs))
     assert set(report.series) == {"demo:1200.0", "demo:1201.0", "demo:1202.0"}
+
+
+def test_more_runs_than_a_reply_takes_stay_in_the_sums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = made_report(tmp_path, runs=6)
+    monkeypatch.setattr(window_report, "MOST_RUNS", 3)
+    monkeypatch.setattr(window_report, "MOST_RUNS_IN_STEPS", 5)
+    monkeypatch.setattr(window_report, "MOST_SHOWN", 1)
+    least = whole.runs[-1].facts.run
+    broken = EventRow(unix_s=OPENED_S + 5, run=least, kind="floor_passed", text="")
+    (tmp_path / "b").mkdir()
+    report = made_report(tmp_path / "b", runs=6, extra=(broken,))
+    assert [run.facts.run for run in report.runs] == [*(run.facts.run for run in whole.runs[:2]), least]
+    assert report.runs_left_out == 3
+    assert report.delivered == whole.delivered
+    assert (report.loss, report.lost_gpu_h) == (whole.loss, whole.lost_gpu_h)
+    assert set(report.series) == {whole.runs[0].facts.run}
+    assert "3 runs that gave least are in the sums" in cost(report)

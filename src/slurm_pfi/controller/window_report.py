@@ -12,20 +12,26 @@ from msgspec import Meta
 
 from ..bus.asking import NO, Reply, Request, refusal
 from ..store.history import History, HistoryError
-from ..store.rows import EventRow, SiteSample, WindowRow
-from .outcome import WindowReport, compliance, delivered, given, limit_steps, lost, thin
+from ..store.rows import EventRow, RunSample, SiteSample, WindowRow
+from .outcome import Given, WindowReport, compliance, delivered, given, limit_steps, lost, thin
 from .recorder import AFTER_S, BEFORE_S
 
 if TYPE_CHECKING:
     from .shell import Controller
 
 COMMANDS: Final = frozenset({"windows", "report"})
-MOST_SITE_ROWS: Final = 20_000
+MOST_SITE_ROWS: Final = 10_000
+MOST_RUNS: Final = 10_000
+"""Runs of one reply, which has at most bus.control.MAX_REPLY_BYTES: some 800 bytes each."""
+
+MOST_RUNS_IN_STEPS: Final = 5_000
+"""With more runs than this only those of MOST_SHOWN are told in steps of time."""
+
 MOST_SHOWN: Final = 40
 """Runs, those that gave most, that are told in fine steps."""
 
 FINE_POINTS: Final = 600
-ALL_POINTS: Final = 40_000
+ALL_POINTS: Final = 20_000
 """Samples of all the other runs together."""
 
 REBOUND_S: Final = 7200.0
@@ -67,7 +73,9 @@ def read_report(history: History, window: WindowRow, now_unix_s: float) -> Windo
     span_s = max(1.0, end_s - begin_s)
     fine_step_s = max(1.0, span_s / FINE_POINTS)
     coarse_step_s = max(fine_step_s, span_s * max(1, len(runs) - len(fine)) / ALL_POINTS)
-    series = history.run_series(begin_s, end_s, coarse_step_s) if len(runs) > len(fine) else {}
+    series: dict[str, list[RunSample]] = {}
+    if len(fine) < len(runs) <= MOST_RUNS_IN_STEPS:
+        series = history.run_series(begin_s, end_s, coarse_step_s)
     series.update(history.run_series(begin_s, end_s, fine_step_s, fine))
     site = thin(samples, MOST_SITE_ROWS)
     return WindowReport(
@@ -77,7 +85,8 @@ def read_report(history: History, window: WindowRow, now_unix_s: float) -> Windo
         delivered=delivered(window, found, runs, window_s),
         loss=loss,
         lost_gpu_h=lost_gpu_h,
-        runs=tuple(runs),
+        runs=_kept(runs),
+        runs_left_out=max(0, len(runs) - MOST_RUNS),
         site=site,
         site_thinned=len(site) < len(samples),
         limits=limit_steps(samples),
@@ -87,6 +96,14 @@ def read_report(history: History, window: WindowRow, now_unix_s: float) -> Windo
         series={run: tuple(rows) for run, rows in series.items() if run in {r.facts.run for r in runs}},
         events=tuple(events),
     )
+
+
+def _kept(runs: Sequence[Given]) -> tuple[Given, ...]:
+    """As many as one reply takes: whose promise was broken, and who gave most."""
+    if len(runs) <= MOST_RUNS:
+        return tuple(runs)
+    first = sorted(range(len(runs)), key=lambda place: not (runs[place].floor_passed or runs[place].waited))
+    return tuple(runs[place] for place in sorted(first[:MOST_RUNS]))
 
 
 def _own(samples: Sequence[SiteSample], until_s: float) -> list[SiteSample]:

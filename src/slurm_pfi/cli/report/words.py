@@ -175,11 +175,20 @@ def cost(report: WindowReport) -> str:
     known = sum(1 for run in report.runs if run.lost_gpu_h is not None)
     rest = len(report.runs) - known
     verb = "lost" if report.loss >= 0 else "gained"
+    who = "The runs" if report.runs_left_out else count(known, "run")
     text = (
-        f"{count(known, 'run')} {verb} {percent(abs(report.loss))} of throughput, "
+        f"{who} {verb} {percent(abs(report.loss))} of throughput, "
         f"{gpu_hours(abs(report.lost_gpu_h))} of work."
     )
-    return text + (f" Of {count(rest, 'run')} the loss is not known." if rest else "")
+    if rest and not report.runs_left_out:
+        text += f" Of {count(rest, 'run')} the loss is not known."
+    return text + left_out(report)
+
+
+def left_out(report: WindowReport) -> str:
+    """What is said where there were too many runs to tell of each; with a space before it, empty if not."""
+    left = report.runs_left_out
+    return f" {count(left, 'run')} that gave least are in the sums and not told one by one." if left else ""
 
 
 def promises(report: WindowReport) -> str:
