@@ -252,6 +252,16 @@ def test_a_raise_before_the_lowering_it_needs(tmp_path: Path) -> None:
     assert "raises by 100 W while the worst case is 100 W above 4200 W" in verdict.findings[0].text
 
 
+def test_a_plan_above_a_prior_limit_asks_for_no_more_than_that(tmp_path: Path) -> None:
+    """GPU-d goes no higher than its 650 W, and the limit has room for just that."""
+    scene = in_window(opened())
+    scene.limit(10.5, 2500 + 450 + 450 + 200 + 650, name="L")
+    scene.send(11.0, "n2", 200, {"c:12.0": 700})
+    scene.cap(11.03, "n2", "GPU-d", 650, run="c:12.0")
+    verdict = judge(closed(scene), tmp_path)
+    assert verdict.result("2").holds, verdict.text()
+
+
 def test_a_raise_that_comes_into_force_too_early(tmp_path: Path) -> None:
     scene = in_window(opened())
     late = next(line for line in scene.trace["n2"] if line["mono_ns"] == ns(9.131))

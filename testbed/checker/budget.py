@@ -294,7 +294,10 @@ class _WorstCase:
             before = self.run.before.get((name, uuid))
             prior_mw = max(before) if before is not None else node.gpu_max_mw
             runs = self.runs.runs_at(name, uuid, time_ns)
-            values = [value for step in steps for value in step.values(runs, prior_mw, ended_too=True)]
+            # No node sets a cap above the GPU's prior limit, whatever a plan says.
+            values = [
+                min(value, prior_mw) for step in steps for value in step.values(runs, prior_mw, ended_too=True)
+            ]
             total += max([known.most_mw(node.gpu_max_mw, since_ns), *values])
         return total
 
