@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from slurm_pfi.controller.core import Core
 from slurm_pfi.controller.dispatch import late_s
 from slurm_pfi.controller.remembered import RememberedDraws
 from slurm_pfi.controller.state import OffChanged, State
@@ -191,6 +192,20 @@ def test_off_in_the_rebound_gives_everything_back_at_once() -> None:
     world.run(5)
     assert world.all_restored()
     assert world.controller.rebound is None
+    assert [fields["open"] for fields in rebounds(world)] == [True, False]
+
+
+def test_a_site_that_takes_the_rebound_out_of_its_config_ends_it() -> None:
+    world = busy(17)
+    world.set_limit(round(draw_mw(world) * 0.92))
+    world.run(20)
+    world.set_limit(None)
+    world.run(10)
+    assert not world.all_restored()
+    world.config = replace(world.config, times=replace(world.config.times, rebound_s=0.0))
+    world.core = Core(world.config, world.core.science)
+    world.run(1.5)
+    assert world.all_restored()
     assert [fields["open"] for fields in rebounds(world)] == [True, False]
 
 
