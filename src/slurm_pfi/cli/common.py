@@ -5,16 +5,20 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import sys
+import textwrap
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import click
-from rich.console import Console
 
 from ..bus.asking import NO, UNREACHABLE, WRONG_USE, Reply, ask
 from ..bus.unix import UnreachableError
 from ..config import Config, ConfigError, config_path, load_config
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 CONTROL_SOCKET: Final = "control.sock"
 _PIPE_WIDTH: Final = 1000
@@ -77,12 +81,38 @@ def print_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=2, sort_keys=True))
 
 
+class Screen:
+    """Standard output for lines of text: as wide as the terminal; without one nothing is cut, unless COLUMNS says so.
+
+    Who asks a short question does not wait until rich is loaded.
+    """
+
+    def __init__(self) -> None:
+        known = os.environ.get("COLUMNS", "").isdigit() or sys.stdout.isatty()
+        self.width = shutil.get_terminal_size().columns if known else _PIPE_WIDTH
+
+    def print(
+        self,
+        text: str = "",
+        *,
+        style: Literal["", "bold", "dim"] = "",
+        markup: Literal[False] = False,
+        soft_wrap: bool = False,
+    ) -> None:
+        """One line, broken between words where it is too long and not ``soft_wrap``. There is never any markup."""
+        whole = soft_wrap or len(text) <= self.width
+        for line in [text] if whole else textwrap.wrap(text, self.width, break_on_hyphens=False):
+            click.secho(line, bold=style == "bold" or None, dim=style == "dim" or None)
+
+
 def console() -> Console:
-    """Standard output: as wide as the terminal; without one nothing is cut, unless COLUMNS says how wide it is."""
-    made = Console(highlight=False)
+    """Standard output as rich writes it; as wide as `Screen`."""
+    from rich.console import Console
+
+    made = Console(highlight=False, emoji=False)
     if made.is_terminal or os.environ.get("COLUMNS", "").isdigit():
         return made
-    return Console(highlight=False, width=_PIPE_WIDTH)
+    return Console(highlight=False, emoji=False, width=_PIPE_WIDTH)
 
 
 def percent(share: float | None, digits: int = 1) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from ..bus.asking import WRONG_USE
-from .common import ask_controller, console, fail, print_json
+from .common import Screen, ask_controller, fail, print_json
 from .job_words import HEADINGS, sections, title
 
 _NAME: Final = re.compile(r"([0-9]{1,10})(?:_([0-9]{1,10})|\+([0-9]{1,10}))?(?:\.([0-9]{1,10}))?", re.ASCII)
@@ -37,7 +37,7 @@ def job(context: click.Context, job_id: str, as_json: bool) -> None:
     if as_json:
         print_json(told)
         return
-    for line in told_lines(told, min(console().width, WIDEST)):
+    for line in told_lines(told, min(Screen().width, WIDEST)):
         click.secho(line, bold=line in HEADINGS)
 
 

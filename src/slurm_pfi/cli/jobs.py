@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from ..units import format_duration, format_power
-from .common import ask_controller, console, percent, print_json
+from .common import Screen, ask_controller, percent, print_json
 from .status import folded
 from .tables import Column, plain, show_table
 
@@ -32,7 +32,7 @@ def jobs(context: click.Context, mine: bool, ended: bool, as_json: bool) -> None
     if as_json:
         print_json(data)
         return
-    out = console()
+    out = Screen()
     if not data:
         of = " of yours" if mine else ""
         out.print(f"no run{of} with a GPU is known{', nor one that ended today' if ended else ''}")

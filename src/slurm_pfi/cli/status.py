@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from ..units import format_duration, format_power
-from .common import ask_controller, console, print_json
+from .common import Screen, ask_controller, print_json
 from .tables import Column, names_text, plain, show_table
 
 MOST_NODES: Final = 40
@@ -36,7 +36,7 @@ def status(context: click.Context, all_nodes: bool, as_json: bool) -> None:
     if as_json:
         print_json(data)
         return
-    out = console()
+    out = Screen()
     for line in headline(data):
         out.print(plain(line), markup=False)
     nodes = data["nodes"]

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from rich.cells import cell_len, set_cell_size
-from rich.console import Console
-from rich.text import Text
 
 _GAP = 2
+
+
+class Out(Protocol):
+    """Where a table is shown: a `Screen`, or rich's Console."""
+
+    @property
+    def width(self) -> int: ...
+
+    def print(
+        self,
+        text: str,
+        /,
+        *,
+        style: Literal["", "bold", "dim"] = "",
+        markup: Literal[False] = False,
+        soft_wrap: bool = False,
+    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -29,10 +44,12 @@ class Column:
     drop: int | None = None
 
 
-def show_table(out: Console, columns: Sequence[Column], rows: Sequence[Any]) -> None:
+def show_table(out: Out, columns: Sequence[Column], rows: Sequence[Any]) -> None:
     """Print the rows within the width of ``out``, and say which columns had no room."""
-    made, hidden = fit(columns, rows, out.width)
-    out.print(made, soft_wrap=True)
+    (headings, *lines), hidden = fit(columns, rows, out.width)
+    out.print(headings, style="bold", markup=False, soft_wrap=True)
+    if lines:
+        out.print("\n".join(lines), markup=False, soft_wrap=True)
     if hidden:
         out.print(f"not shown on {out.width} columns: {', '.join(hidden)} (--json has all)", style="dim")
 
@@ -49,7 +66,7 @@ def names_text(names: Sequence[str], most: int = 8) -> str:
     return plain(shown if more <= 0 else f"{shown} and {more:,} more")
 
 
-def fit(columns: Sequence[Column], rows: Sequence[Any], width: int) -> tuple[Text, list[str]]:
+def fit(columns: Sequence[Column], rows: Sequence[Any], width: int) -> tuple[list[str], list[str]]:
     """The table within ``width``, a line for the headings and one for each row; and what columns were left out."""
     shown = list(columns)
     cells = {column.heading: [plain(column.cell(row)) for row in rows] for column in columns}
@@ -65,10 +82,11 @@ def fit(columns: Sequence[Column], rows: Sequence[Any], width: int) -> tuple[Tex
         hidden.append(column.heading)
     widths = _clip(shown, cells, width)
     # Not rich's own table: that takes a second and a half for a thousand rows. What a user chose is text, never markup.
-    made = Text(no_wrap=True, overflow="crop", end="\n")
-    made.append(_line([column.heading for column in shown], shown, widths, width), "bold")
-    for row in zip(*(cells[column.heading] for column in shown), strict=True):
-        made.append("\n" + _line(row, shown, widths, width))
+    made = [_line([column.heading for column in shown], shown, widths, width)]
+    made += [
+        _line(row, shown, widths, width)
+        for row in zip(*(cells[column.heading] for column in shown), strict=True)
+    ]
     return made, hidden
 
 

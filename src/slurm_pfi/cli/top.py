@@ -207,8 +207,8 @@ def _runs(
 def _table(
     heading: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], width: int
 ) -> Sequence[RenderableType]:
-    made, _ = fit(columns, rows, width)
-    return [_line(heading, "bold"), made]
+    (headings, *lines), _ = fit(columns, rows, width)
+    return [_line(heading, "bold"), _line(headings, "bold"), *(_line(line) for line in lines)]
 
 
 def gives_mw(run: Mapping[str, Any]) -> int | None:

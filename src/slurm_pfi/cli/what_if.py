@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import click
-from rich.console import Console
 
 from ..bus.asking import NO, WRONG_USE
 from ..units import UnitError, format_power, parse_power_mw
-from .common import ask_controller, console, fail, percent, print_json
+from .common import Screen, ask_controller, fail, percent, print_json
 from .forecast_words import estimate, job_ids, standing_lines, uncapped_lines, wrapped
 from .tables import Column, show_table
 
@@ -79,7 +78,7 @@ def parse_target(text: str) -> dict[str, Any]:
 
 
 def _show(data: dict[str, Any]) -> None:
-    out = console()
+    out = Screen()
     width = min(out.width, 100)
 
     def tell(*lines: str) -> None:
@@ -102,7 +101,7 @@ def _show(data: dict[str, Any]) -> None:
         tell(*uncapped_lines(data["uncapped"], data["uncapped_mw"]))
 
 
-def _show_runs(out: Console, runs: list[dict[str, Any]], tell: Callable[..., None]) -> None:
+def _show_runs(out: Screen, runs: list[dict[str, Any]], tell: Callable[..., None]) -> None:
     cut = sorted((run for run in runs if run["reduction"] > 0), key=lambda run: -run["reduction"])
     if not cut:
         return
