@@ -32,6 +32,7 @@ from slurm_pfi.node.jobfile import JobFile
 from slurm_pfi.sim.jobs import ModelJob
 from slurm_pfi.sim.physics import Workload
 from slurm_pfi.slurm.backend import JobInfo, Special
+from slurm_pfi.slurm.tag import Tag
 
 NS = 1_000_000_000
 MIN_MW, MAX_MW, DEFAULT_MW = 200_000, 700_000, 700_000
@@ -58,6 +59,7 @@ class Trainee:
     devices: tuple[Device, ...]
     at_ns: int
     tokens: float = 0.0
+    began_ns: int = 0
 
     def advance(self, now_ns: int) -> None:
         """Count the tokens up to now, at the limits as they are."""
@@ -144,6 +146,8 @@ class World:
         self.draws_kept: tuple[dict[str, int] | None, int | None] = (None, None)
         """What a controller leaves to its successor of the draw before a window."""
         self.training: dict[Run, Trainee] = {}
+        self.tags: dict[Run, list[tuple[int, Tag]]] = {}
+        """Every tag that was ordered, with its instant."""
         self.nodes: dict[str, SimNode] = {}
         for number in range(1, nodes + 1):
             name = f"n{number}"
@@ -244,7 +248,8 @@ class World:
             case cs.ReadAllJobs():
                 jobs = tuple(self.slurm.values()) if self.slurm_up else None
                 self.after(0.05, later(cs.AllJobsRead(jobs=jobs)))
-            case cs.WriteTag(run=run):
+            case cs.WriteTag(run=run, tag=tag):
+                self.tags.setdefault(run, []).append((self.now_ns, tag))
                 self.after(0.01, later(cs.TagWritten(run=run, ok=self.slurm_up)))
             case cs.LearnCurves(evidence=evidence, number=number):
                 knowledge = learn_runs(self.core.science.prior, evidence, number)
@@ -522,7 +527,7 @@ class World:
                 for place in places
             )
             rate = model.tokens_per_s_on(len(devices))
-            self.training[run] = Trainee(model.workload, rate, devices, self.now_ns)
+            self.training[run] = Trainee(model.workload, rate, devices, self.now_ns, began_ns=self.now_ns)
         return run
 
     def end_job(self, run: Run) -> None:

@@ -79,8 +79,8 @@ class RunView(Frozen, frozen=True, kw_only=True):
     floor_passed: bool = False
     breach_told: bool = False
     tag_text: str = ""
-    tag_said: str = ""
     tag_due_ns: int | None = None
+    tag_capped: bool = False
 
     @property
     def capped_since_ns(self) -> int | None:

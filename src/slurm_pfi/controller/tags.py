@@ -22,6 +22,9 @@ RETRY_S: Final = 5.0
 MOST_TOLD: Final = 10_000
 """A PFI that has no place in a tag says as little as none."""
 
+SOONEST_S: Final = 30.0
+BEFORE_END_S: Final = 15.0
+
 MOST_A_CYCLE: Final = 20
 """An interval takes a millisecond to work out, and no more tags than that are written in a second."""
 
@@ -38,24 +41,45 @@ def due_tags(
         return state, []
     actions: list[Action] = []
     runs = dict(state.runs)
-    refresh_ns = round(config.times.tag_refresh_s * NS_PER_S)
     due = sorted(
         (view.tag_due_ns, run)
         for run, view in state.runs.items()
-        if view.tag_due_ns is not None and view.tag_due_ns <= now_ns and _has_tag(view)
+        if view.tag_due_ns is not None and (view.tag_due_ns <= now_ns or _let_go(view)) and _has_tag(view)
     )
     for _, run in due[:MOST_A_CYCLE]:
         view = state.runs[run]
-        after = msgspec.structs.replace(view, tag_due_ns=now_ns + refresh_ns)
+        next_ns = now_ns + round(_next_s(view, config, now_ns, now_unix_s) * NS_PER_S)
+        capped = view.record.capped_since_ns is not None
+        after = msgspec.structs.replace(view, tag_due_ns=next_ns, tag_capped=capped)
         tag = tag_of(view, state, config, science, now_unix_s)
-        if view.job is not None and (
-            view.record.capped_since_ns is not None or _says_more(tag, view.tag_said)
-        ):
+        if view.job is not None and (capped or _let_go(view) or _says_more(tag, view.tag_text)):
             text = format_tag(tag)
             actions.append(WriteTag(run=run, job=view.job, tag=tag))
-            after = msgspec.structs.replace(after, tag_text=text, tag_said=text)
+            after = msgspec.structs.replace(after, tag_text=text)
         runs[run] = after
     return msgspec.structs.replace(state, runs=runs), actions
+
+
+def _let_go(view: RunView) -> bool:
+    """Whether its tag was last written under a cap that is gone: what it cost is known now."""
+    return view.tag_capped and view.record.capped_since_ns is None
+
+
+def _next_s(view: RunView, config: Config, now_ns: int, now_unix_s: float) -> float:
+    """How long until the tag is due again.
+
+    Slurm takes no change of a job that ends, and then keeps what it has: so a tag is fresh early in a window, and
+    once more just before the job's time is over.
+    """
+    next_s = config.times.tag_refresh_s
+    since_ns = view.record.capped_since_ns
+    if since_ns is not None or view.target_cap_mw is not None:
+        capped_s = 0.0 if since_ns is None else (now_ns - since_ns) / NS_PER_S
+        next_s = min(next_s, max(SOONEST_S, capped_s / 2))
+    end_s = None if view.job is None else view.job.end_unix_s
+    if isinstance(end_s, int) and view.tag_text and 0 < end_s - BEFORE_END_S - now_unix_s < next_s:
+        next_s = end_s - BEFORE_END_S - now_unix_s
+    return next_s
 
 
 def _has_tag(view: RunView) -> bool:
@@ -64,16 +88,20 @@ def _has_tag(view: RunView) -> bool:
 
 def due_with_limits(before: State, after: State, now_ns: int) -> State:
     """When the limit changes, runs whose cap it moved get their tag anew, if they have one already."""
-    limits = [None if state.window is None else state.window.limit_mw for state in (before, after)]
-    if limits[0] == limits[1]:
+    if _limit_mw(before) == _limit_mw(after):
         return after
     runs = {
         run: msgspec.structs.replace(view, tag_due_ns=now_ns)
-        if view.tag_said and run in before.runs and view.target_cap_mw != before.runs[run].target_cap_mw
+        if view.tag_text and run in before.runs and view.target_cap_mw != before.runs[run].target_cap_mw
         else view
         for run, view in after.runs.items()
     }
     return msgspec.structs.replace(after, runs=runs)
+
+
+def _limit_mw(state: State) -> int | None:
+    """The limit that binds; what holds a rebound moves every second and is nobody's limit."""
+    return None if state.window is None or state.window.rebound else state.window.limit_mw
 
 
 def _says_more(tag: Tag, said: str) -> bool:
@@ -152,5 +180,5 @@ def tag_written(state: State, event: TagWritten, now_ns: int) -> State:
     if view is None or event.ok:
         return state
     due_ns = now_ns + round(RETRY_S * NS_PER_S)
-    view = msgspec.structs.replace(view, tag_due_ns=due_ns, tag_text="", tag_said="")
+    view = msgspec.structs.replace(view, tag_due_ns=due_ns, tag_text="")
     return msgspec.structs.replace(state, runs={**state.runs, event.run: view})
