@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 _VENDOR: Final = frozenset({"nvidia", "tesla", "quadro", "geforce", "amd", "instinct", "radeon"})
@@ -28,6 +29,7 @@ _KNOWN: Final = frozenset(
 """Model architectures that are found anywhere in a name, so that a publisher or a site's prefix does not hide them."""
 
 
+@lru_cache(maxsize=1024)  # asked for every run of a plan, and a site has a few models
 def gpu_key(name: str) -> str:
     """One spelling of a GPU model: without vendor, form factor, memory size and power; empty if nothing is left.
 
