@@ -11,7 +11,7 @@ PY := $(VENV)/bin/python
 APT_PACKAGES := python3 python3-venv gcc libc6-dev make slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libslurm-dev \
 	slurmdbd mariadb-server
 
-.PHONY: help demo test lint bench science mutants clean setup system native
+.PHONY: help demo test lint bench science screenshots mutants clean setup system native
 
 help:
 	@echo "make demo     show the main job on a real Slurm cluster with simulated GPUs"
@@ -19,6 +19,7 @@ help:
 	@echo "make lint     ruff, mypy --strict"
 	@echo "make bench    speed and memory, written to build/bench"
 	@echo "make science  the studies of docs/science.md, written to build/science (some ten minutes)"
+	@echo "make screenshots  the pictures of the README, by headless Chromium from a demo run"
 	@echo "make mutants  prove that planted faults are caught"
 	@echo "make clean    remove what was built"
 
@@ -45,6 +46,12 @@ bench: setup
 
 science: setup
 	@./bench/science
+
+# The README's pictures, of a demo run just now.
+screenshots: demo
+	@./etc/install-system-packages chromium
+	mkdir -p docs/images
+	$(PY) -m testbed.screenshot build/demo/report.html docs/images/report.png --size 1280x1480
 
 mutants: setup
 	$(PY) -m testbed.mutants
