@@ -21,6 +21,7 @@ import slurm_pfi
 
 from .gpus import library_path
 
+LYING_JOB: Final = Path(__file__).with_name("lying_job.py")
 _CANDIDATES: Final = (Path(sys.executable), Path("/usr/bin/python3"))
 
 
@@ -34,6 +35,10 @@ class InstalledJob:
     @property
     def command(self) -> str:
         return f"{self.python} -m slurm_pfi.sim.job"
+
+    def lying(self, factor: float) -> str:
+        """The same with a counter that is ``factor`` times too fast while a cap slows the job."""
+        return f"{self.python} {self.env['PYTHONPATH']}/{LYING_JOB.name} {factor:g}"
 
     @property
     def nvml_python(self) -> str:
@@ -56,6 +61,7 @@ def install_job(folder: Path, sim_dir: Path) -> InstalledJob:
     pynvml = importlib.util.find_spec("pynvml")
     if pynvml is not None and pynvml.origin is not None:
         shutil.copy(pynvml.origin, folder / "pynvml.py")
+    shutil.copy(LYING_JOB, folder / LYING_JOB.name)
     library = folder / library_path().name
     shutil.copy(library_path(), library)
     for path in (folder, *folder.rglob("*")):

@@ -347,15 +347,17 @@ class Site(Daemons):
         partition: str = "main",
         where: str | None = None,
         seconds: float | None = None,
+        lie: float | None = None,
         more: Sequence[str] = (),
     ) -> int:
         """Submit a simulated training job of ``gpus`` GPUs a node, as an ordinary user; returns the job id.
 
-        ``more`` are further words for sbatch.
+        ``lie``: how many times too fast its counter is while a cap slows it. ``more`` are further words for sbatch.
         """
         length = "" if seconds is None else f" --seconds {seconds:g}"
         log = f"{self.root}/out/$SLURM_JOB_ID.jsonl"
-        command = f'{self._job.command} --workload "{workload}" --log {log}{length}'
+        program = self._job.command if lie is None else self._job.lying(lie)
+        command = f'{program} --workload "{workload}" --log {log}{length}'
         command = f"srun --ntasks-per-node=1 {command}" if nodes > 1 else f"exec {command}"
         arguments = [
             f"--job-name={workload.replace(' ', '-')}",
