@@ -114,7 +114,9 @@ def _known(told: _Told) -> list[str]:
     lines.append(_known_pfi(told))
     loss, sd, cap_mw = told["expected_loss"], told["expected_loss_sd"], told["target_cap_mw"]
     if loss is not None and cap_mw is not None and not _ended(told):
-        by = "by what was measured of it" if told["learned"] else "by curves of other jobs"
+        by = "by curves of other jobs"
+        if told["learned"]:
+            by = f"by what was measured of {'it' if told['measured'] else 'runs of the same work'}"
         lines.append(
             f"at its present cap of {format_power(cap_mw)} it is expected to lose "
             f"{percent(loss)} of its throughput{_around(loss, sd)}, {by}"

@@ -116,7 +116,8 @@ class Answers:
             return refusal(_several(question, specs), exit_code=NO)
         chosen = choose(list(known.values()), question.restart)
         if chosen is None:
-            return refusal(_unknown(question, list(known.values()), trouble), exit_code=NO)
+            unheard = [name for name, node in state.nodes.items() if not node.connected]
+            return refusal(_unknown(question, list(known.values()), trouble, unheard), exit_code=NO)
         events, event_trouble = await self._read(
             lambda history: history.events_of(chosen["run"], MOST_EVENTS)
         )
@@ -176,7 +177,9 @@ def _several(question: JobQuestion, specs: Sequence[str]) -> str:
     )
 
 
-def _unknown(question: JobQuestion, others: Sequence[dict[str, Any]], trouble: str) -> str:
+def _unknown(
+    question: JobQuestion, others: Sequence[dict[str, Any]], trouble: str, unheard: Sequence[str]
+) -> str:
     if question.restart is not None and others:
         restarts = ", ".join(f"{question.spec}.{one['restart']}" for one in others)
         return f"job {question.spec} has no known restart {question.restart}; known: {restarts}"
@@ -185,8 +188,15 @@ def _unknown(question: JobQuestion, others: Sequence[dict[str, Any]], trouble: s
     )
     return (
         f"job {question.spec} is not known: no run of it has a GPU now{ended}. A job is known once it has "
-        "started on a node with GPUs; 'slurm-pfi jobs --ended' lists all of today"
+        f"started on a node with GPUs; 'slurm-pfi jobs --ended' lists all of today{_not_heard(unheard)}"
     )
+
+
+def _not_heard(nodes: Sequence[str]) -> str:
+    if not nodes:
+        return ""
+    more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
+    return f". What runs on {', '.join(nodes[:MOST_NAMED])}{more} is not known: no agent is heard there"
 
 
 def uid_of(view: RunView, state: State) -> int | None:
