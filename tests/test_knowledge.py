@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -156,3 +158,37 @@ def test_the_allocation_takes_the_certified_cut_in_the_order_of_its_problem() ->
     assert sum(caps.values()) <= 10 * 585 * W
     equally = allocate(Problem(demands, 10 * 585 * W), "equal", lambda *_: pytest.fail("equal asks nobody"))
     assert len(set(equally.caps_mw)) == 1
+
+
+def test_who_tells_more_than_can_be_is_neither_spared_nor_cut_deeper_and_its_index_is_not_told_as_measured() -> (
+    None
+):
+    """Else a job that slows its counter under a cap is given its watts back, and others pay for it."""
+    liar = replace(KNOWLEDGE.evidence[0], unlikely=True)
+    others = [(run(i), KNOWLEDGE.evidence[i]) for i in range(1, 10)]
+    knowledge = learn_runs(SCIENCE.prior, [(run(0), liar), *others], 2)
+    shares = site_shares(10)
+    need = 0.1 * 6500
+    cut = knowledge.cut(ASKED, shares, need)
+    even = equal(shares, need)
+    assert cut.step > 0
+    assert cut.reduction[0] == pytest.approx(even[0], rel=1e-12)
+    assert KNOWLEDGE.cut(ASKED, shares, need).reduction[0] < 0.9 * even[0]
+    assert knowledge.is_unlikely(run(0))
+    assert not knowledge.is_learned(run(0))
+    assert not knowledge.is_unlikely(run(1))
+    assert not knowledge.is_unlikely(run(99))
+
+
+def test_a_stranger_is_expected_to_be_as_the_runs_of_its_gpu_model_were_however_the_driver_spells_it() -> (
+    None
+):
+    rigid = tuple(Measurement(x, x, 0.003) for x in (0.05, 0.10))
+    evidence = RunEvidence("", baseline="seen", baseline_sd=0.005, measurements=rigid)
+    names = (H200, "NVIDIA H200 SXM")
+    found = [(run(i), replace(evidence, gpu_model=names[i % 2], kin=f"k{i}")) for i in range(8)]
+    knowledge = learn_runs(SCIENCE.prior, found, 1)
+    known, _ = knowledge.expected("H200", 0.1)
+    unknown, _ = knowledge.expected("NVIDIA A100-SXM4-80GB", 0.1)
+    assert known > unknown + 0.005
+    assert knowledge.expected(names[1], 0.1) == knowledge.expected(H200, 0.1)

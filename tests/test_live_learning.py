@@ -19,7 +19,7 @@ NODES = 6
 FLEXES = ("high", "high", "medium", "30%", "high", "20%")
 
 
-def busy_world(seed: int, policy: str) -> World:
+def busy_world(seed: int, policy: str, flexes: tuple[str, ...] = FLEXES) -> World:
     """A site of 24 GPUs, one job on every two, model jobs drawn by the seed; every baseline seen."""
     world = World(seed, nodes=NODES, gpus=GPUS, name=policy)
     world.run(2)
@@ -30,7 +30,7 @@ def busy_world(seed: int, policy: str) -> World:
         for places in ([0, 1], [2, 3]):
             job_id += 1
             model = model_jobs()[draw.choice(names)]
-            world.start_job(job_id, {node: places}, flex=draw.choice(FLEXES), model=model)
+            world.start_job(job_id, {node: places}, flex=draw.choice(flexes), model=model)
     world.run(40)
     return world
 
@@ -89,3 +89,38 @@ def test_before_anything_is_measured_all_policies_cut_alike() -> None:
         world.run(3)
         caps.append({run: world.cap_of(run) for run in world.training})
     assert caps[0] == caps[1]
+
+
+@pytest.mark.parametrize("liars", [{1}, {1, 2, 3, 4, 5, 6}])
+def test_lie_who_slows_its_counter_under_a_cap_is_not_let_off(liars: set[int]) -> None:
+    """Told loss far beyond what can be, by one run or by half the site: it is cut as everybody is, learning or not."""
+    world = busy_world(4, "marginal", flexes=("medium",))
+    true = world.told_tokens
+    base: dict[Run, float] = {}
+
+    def told(run: Run) -> float:
+        base.setdefault(run, true(run))
+        return base[run] + (true(run) - base[run]) / 1.3 if run.job_id in liars else true(run)
+
+    world.set_limit(round(draw_w(world) * 850))
+    world.told_tokens = told  # type: ignore[method-assign]
+    world.run(240)
+    knowledge = world.controller.knowledge
+    assert knowledge is not None
+    for run in world.training:
+        assert knowledge.is_unlikely(run) == (run.job_id in liars)
+        assert knowledge.is_learned(run) == (run.job_id not in liars)
+    equal = busy_world(4, "equal", flexes=("medium",))
+    equal.set_limit(round(draw_w(equal) * 850))
+    equal.run(240)
+    stranger = Run("world", 99, 0)
+    for run in world.training:
+        if run.job_id in liars:
+            draw_mw = world.controller.runs[run].record.draw_mw
+            assert draw_mw is not None
+            floor_mw = draw_mw * (1 - knowledge.greatest_reduction(stranger, "NVIDIA H200", 0.15))
+            assert max(world.cap_of(run)) <= max(floor_mw, *equal.cap_of(run)) * 1.03
+    found = kept(world, 60)
+    assert min(found.values()) >= 1 - 0.15
+    even = kept(equal, 60)
+    assert sum(found.values()) >= sum(even.values()) - 0.003 * len(even)

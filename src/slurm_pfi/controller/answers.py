@@ -35,6 +35,7 @@ ENDED_S: Final = 86_400.0
 MOST_ENDED: Final = 1_000
 MOST_EVENTS: Final = 200
 MOST_NAMED: Final = 8
+UNLIKELY: Final = "under its caps it showed more loss than a job like it can have"
 
 ANSWERS: Final = frozenset({"job", "jobs"})
 
@@ -243,7 +244,7 @@ def job_view(
         "baseline_sd": record.baseline_sd,
         "reporting": record.reporting,
         "unit": record.unit,
-        "doubt": record.doubt,
+        "doubt": record.doubt or (UNLIKELY if knowledge.is_unlikely(view.run) else ""),
         "measured": record.measured,
         "learned": knowledge.is_learned(view.run),
         "pfi": asdict(index_of(view, gpus, config, science, knowledge)),

@@ -6,6 +6,7 @@ The same work is the same user, account, job name, GPU model and number of GPUs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -150,14 +151,7 @@ def with_kin_points(found: RunEvidence, record: Record) -> RunEvidence:
             )
         except EvidenceError:
             continue  # written by another version, or by a hand
-    return RunEvidence(
-        gpu_model=found.gpu_model,
-        kin=found.kin,
-        pfi=found.pfi,
-        measurements=(*earlier, *found.measurements),
-        baseline=found.baseline,
-        baseline_sd=found.baseline_sd,
-    )
+    return replace(found, measurements=(*earlier, *found.measurements))
 
 
 def _key(view: RunView, nodes: Mapping[str, NodeView]) -> KinKey | None:

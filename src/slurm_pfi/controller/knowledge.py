@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from ..allocation.guard import Certified, guarded
 from ..allocation.solve import Shares
-from ..elasticity.curve import CurveError, FloatArray, IntArray
+from ..elasticity.curve import BoolArray, CurveError, FloatArray, IntArray
 from ..elasticity.evidence import RunEvidence, pool_kin
 from ..elasticity.floors import upper_losses
 from ..elasticity.index import Pfi
@@ -37,7 +37,7 @@ class Knowledge:
 
     ``sharing`` decides who gives how much, ``upper`` (rows, grid) what may be promised: losses that are passed only
     with the error that a floor allows. ``rows``: where a run stands; ``strangers``: where a GPU model's unknown run
-    stands, "" any other model's. ``evidence``: what it was learned from, by row.
+    stands, "" any other model's. ``evidence``: what it was learned from, by row; ``unlikely``: where it is hardly true.
     """
 
     number: int
@@ -46,6 +46,7 @@ class Knowledge:
     sd: FloatArray
     upper: FloatArray
     deepest: FloatArray
+    unlikely: BoolArray
     rows: Mapping[Run, int]
     strangers: Mapping[str, int]
     evidence: tuple[RunEvidence, ...]
@@ -60,9 +61,14 @@ class Knowledge:
         return self.strangers.get(gpu_key(gpu_model), self.strangers[""])
 
     def is_learned(self, run: Run) -> bool:
-        """Whether anything measured of this run, or of its kin, went into its curve."""
+        """Whether anything measured of this run, or of its kin, went into its curve and is believed."""
         row = self.rows.get(run)
-        return row is not None and bool(self.sharing.batch.real[row].any())
+        return row is not None and bool(self.sharing.batch.real[row].any()) and not self.unlikely[row]
+
+    def is_unlikely(self, run: Run) -> bool:
+        """Whether this run told more loss than can be believed, so that nothing is decided by it."""
+        row = self.rows.get(run)
+        return row is not None and bool(self.unlikely[row])
 
     def losses(self, asked: Sequence[Asked], reductions: Sequence[float]) -> tuple[FloatArray, FloatArray]:
         """Expected loss of each run at its reduction (0..1), and its standard deviation; shapes (runs,)."""
@@ -136,7 +142,10 @@ class Knowledge:
         known = self._cuts.get(key)
         if known is None:
             # A run that is no row of its own was not measured: it may stand in several places at once.
-            known = guarded(shares, self.sharing.take(rows), self.deepest[rows], need)
+            curves = self.sharing.take(rows)
+            # Who tells what can hardly be is cut as if it had told nothing, and as everybody: neither more nor less.
+            curves = replace(curves, known=curves.known & ~self.unlikely[rows])
+            known = guarded(shares, curves, np.where(self.unlikely[rows], 0.0, self.deepest[rows]), need)
             self._cuts[key] = known
             if len(self._cuts) > KEPT_CUTS:
                 self._cuts.popitem(last=False)
@@ -151,8 +160,9 @@ def learn_runs(prior: Prior, found: Sequence[tuple[Run, RunEvidence]], number: i
 
     Runs of one kind of work lend each other their measurements. Linear in runs; some 0.2 ms a run, twice.
     """
-    own = tuple(evidence for _, evidence in found)
-    models = sorted({gpu_key(evidence.gpu_model) for evidence in own} | {""})
+    # One spelling of each GPU model: by another one a stranger would know nothing of what its like have shown.
+    own = tuple(replace(evidence, gpu_model=gpu_key(evidence.gpu_model)) for _, evidence in found)
+    models = sorted({evidence.gpu_model for evidence in own} | {""})
     known = tuple(pool_kin(own)) + tuple(RunEvidence(model) for model in models)
     sharing = learn(prior, known)
     mean, sd = sharing.mean_and_sd()
@@ -163,6 +173,7 @@ def learn_runs(prior: Prior, found: Sequence[tuple[Run, RunEvidence]], number: i
         sd=sd,
         upper=upper_losses(learn(prior, known, spreads=FLOORS)),
         deepest=np.array([evidence.deepest for evidence in known]),
+        unlikely=np.array([evidence.unlikely for evidence in known], dtype=np.bool_),
         rows={run: row for row, (run, _) in enumerate(found)},
         strangers={model: len(own) + i for i, model in enumerate(models)},
         evidence=known,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
@@ -11,9 +10,8 @@ from ..config import Config
 from ..elasticity.evidence import RunEvidence
 from ..model import Run
 from .kinship import kin_labels, with_kin_points
-from .knowledge import Knowledge
 from .ledger import NS_PER_S
-from .measured import evidence
+from .measured import believed, evidence
 from .runs import run_gpus
 from .science import Science
 from .state import Action, CurvesLearned, LearnCurves, RunView, State
@@ -43,11 +41,10 @@ def curves_learned(state: State, event: CurvesLearned) -> State:
 
 def gather(state: State, science: Science, now_ns: int) -> Found:
     """What every admitted run has shown, in the order of the runs."""
-    knowledge = science.knowledge(state)
     admitted = [view for view in state.runs.values() if view.phase == "admitted"]
     labels = kin_labels(admitted)
     return tuple(
-        (view.run, _evidence(view, model, labels.get(view.run, ""), knowledge, now_ns))
+        (view.run, _evidence(view, model, labels.get(view.run, ""), science, now_ns))
         for view in sorted(admitted, key=lambda view: view.run)
         if (model := gpu_model(view, state))
     )
@@ -59,14 +56,12 @@ def gpu_model(view: RunView, state: State) -> str:
     return gpus[0].model if gpus else ""
 
 
-def _evidence(view: RunView, model: str, kin: str, knowledge: Knowledge, now_ns: int) -> RunEvidence:
-    own = evidence(view.record, model, kin, now_ns, _expected(knowledge, model))
-    return with_kin_points(own, view.record)
-
-
-def _expected(knowledge: Knowledge, model: str) -> Callable[[float], tuple[float, float]]:
-    """Loss and its standard deviation at a reduction, as expected of a run that was never measured."""
-    return lambda reduction: knowledge.expected(model, reduction)
+def _evidence(view: RunView, model: str, kin: str, science: Science, now_ns: int) -> RunEvidence:
+    """What a run and its kin before it have shown, as far as it can be believed."""
+    own = evidence(view.record, model, kin, now_ns)
+    return believed(
+        with_kin_points(own, view.record), lambda reduction: science.ignorance.expected(model, reduction)
+    )
 
 
 def _ageless(found: Found) -> Found:

@@ -29,7 +29,7 @@ from .counting import NS_PER_S, SETTLE_NS, counted, new_segment
 from .levels import FEWEST_INTERVALS, Level, drew, is_high, is_low, kept, nearest_cap
 from .record import Drift, Recalled, Record, Sample, Totals
 
-__all__ = ["Level", "Recalled", "Record", "Sample", "Totals", "evidence", "observe"]
+__all__ = ["Level", "Recalled", "Record", "Sample", "Totals", "believed", "evidence", "observe"]
 
 KEPT_DRAWS: Final = 240
 TOP_SHARE: Final = 0.1
@@ -206,20 +206,15 @@ def _free(record: Record, draw_mw: int, now_ns: int, baseline_s: float) -> Recor
 # --------------------------------------------------------------------------------------------- evidence
 
 
-def evidence(
-    record: Record, gpu_model: str, kin: str, now_ns: int, expected: Expected | None = None
-) -> RunEvidence:
-    """What the learner can take from a record: nothing from a counter that is doubted or was never heard.
+def evidence(record: Record, gpu_model: str, kin: str, now_ns: int) -> RunEvidence:
+    """What a record tells: nothing by a counter that is doubted or was never heard.
 
-    ``kin``: what runs of the same work share, empty where unknown. ``expected``: what is expected of the run at a
-    reduction before it was measured: what lies beyond belief is taken as the most that can be believed.
+    ``kin``: what runs of the same work share, empty where unknown.
     """
     points: list[Measurement] = []
     if record.reporting and not record.doubt:
         for segment in sorted({level.segment for level in record.levels}):
             points.extend(_points(record, segment, now_ns))
-    if expected is not None:
-        points = [_within(point, expected(point.reduction), record.baseline_sd) for point in points]
     return RunEvidence(
         gpu_model=gpu_model,
         kin=kin,
@@ -291,8 +286,16 @@ def _between(record: Record, capped: list[Level]) -> tuple[int | None, float]:
     return round(record.prior_mw - half_mw), half_mw / record.prior_mw
 
 
-def _within(point: Measurement, expected: tuple[float, float], baseline_sd: float) -> Measurement:
-    """The measurement as far as it is believed."""
-    own_sd = baseline_sd if point.baseline_sd is None else point.baseline_sd
-    believed = plausible(*expected, point.loss, point.sd, own_sd)
-    return dataclasses.replace(point, loss=believed.loss) if believed.why else point
+def believed(found: RunEvidence, expected: Expected) -> RunEvidence:
+    """The same as far as it can be: what lies beyond belief is taken as the most that can be believed.
+
+    ``expected``: of a run that nobody has measured, by the library alone. By what was learned meanwhile, many liars
+    would vouch for each other.
+    """
+    points, unlikely = [], False
+    for point in found.measurements:
+        own_sd = found.tau if point.baseline_sd is None else point.baseline_sd
+        taken = plausible(*expected(point.reduction), point.loss, point.sd, own_sd)
+        unlikely = unlikely or taken.loss < point.loss
+        points.append(dataclasses.replace(point, loss=taken.loss) if taken.why else point)
+    return dataclasses.replace(found, measurements=tuple(points), unlikely=unlikely)

@@ -95,6 +95,8 @@ class RunEvidence:
 
     ``kin``: what runs of the same work share (account and job name), empty where unknown. Kin deviate from every
     curve in the same way, so twenty of them tell no more of their GPU model than one does, and err together.
+    ``unlikely``: it told more loss than can be believed. What stands here was cut down to what can; but it is not spared
+    for it, and lends its kin nothing.
     """
 
     gpu_model: str
@@ -103,6 +105,7 @@ class RunEvidence:
     measurements: tuple[Measurement, ...] = ()
     baseline: BaselineSource = "bounded"
     baseline_sd: float = 0.0
+    unlikely: bool = False
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.baseline_sd) and self.baseline_sd >= 0):
@@ -241,7 +244,7 @@ def pool_kin(runs: Sequence[RunEvidence]) -> list[RunEvidence]:
     """
     by_kin: dict[tuple[str, str], list[int]] = {}
     for i, run in enumerate(runs):
-        if run.kin and run.measurements:
+        if run.kin and run.measurements and not run.unlikely:
             by_kin.setdefault((run.gpu_model, run.kin), []).append(i)
     lent = {name: _loans(runs, members) for name, members in by_kin.items()}
     pooled = list(runs)
