@@ -95,8 +95,8 @@ class RunEvidence:
 
     ``kin``: what runs of the same work share (account and job name), empty where unknown. Kin deviate from every
     curve in the same way, so twenty of them tell no more of their GPU model than one does, and err together.
-    ``unlikely``: it told more loss than can be believed. What stands here was cut down to what can; but it is not spared
-    for it, and lends its kin nothing.
+    ``unlikely``: it told more loss than can be believed. What stands here was cut down to what can; but it is not
+    spared for it, and lends its kin nothing.
     """
 
     gpu_model: str
