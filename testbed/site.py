@@ -60,8 +60,8 @@ conf = "{slurm_conf}"
 
 @dataclass(frozen=True, kw_only=True)
 class SiteOptions:
-    """``policy`` and ``times`` are TOML lines for these sections; ``scrambled`` names nodes of mixed-up numbering. Every
-    cap goes as soon as its limit ends, unless ``times`` has a ``rebound_s``.
+    """``policy`` and ``times`` are TOML lines for these sections; ``scrambled`` names nodes of mixed-up numbering.
+    Every cap goes as soon as its limit ends, unless ``times`` has a ``rebound_s``.
 
     ``admin_limits`` gives watts by node and gres position that an admin had set before any agent starts;
     ``agentless`` names nodes whose agent is not started; ``accounting`` is the cluster's.
