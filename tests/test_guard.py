@@ -12,15 +12,19 @@ from hypothesis import strategies as st
 from slurm_pfi.allocation.guard import (
     FEW_KINDS,
     LEAST_GAIN,
+    LEAST_RENEWAL,
+    SAME_NEED,
     STEPS,
     SURE_SDS,
     TRUST,
     TRUST_FEW,
     Certified,
+    InForce,
     certify,
     expected_curves,
     guarded,
     guarded_beyond,
+    renewed,
     trusted,
 )
 from slurm_pfi.allocation.solve import Shares, equal, marginal
@@ -289,3 +293,70 @@ def test_plans_are_those_of_the_dense_formulas(cut: float, monkeypatch: pytest.M
     other = guarded(shares, reference(PRIOR, runs), deepest, need)
     assert one.gain_sd == pytest.approx(other.gain_sd, rel=1e-3)
     same(one, other, shares, np.arange(24))
+
+
+# ---------------------------------------------------------------------------------------------- the cut in force
+
+
+def in_force(reduction: FloatArray, need: float) -> InForce:
+    return InForce(need, Certified(reduction, 0.5, 0.0, 0.0))
+
+
+PAIR = Shares(np.ones(2), np.ones(2), np.zeros(2), np.full(2, 0.6))
+
+
+@dataclass
+class Steps(Told):
+    """Gains of two moves: from equal to the cut in force, and from that to the fresh one."""
+
+    held: tuple[float, float] = (0.02, 0.0)
+    more: tuple[float, float] = (0.0, 0.0)
+
+    def gain(self, before: FloatArray, after: FloatArray, value: FloatArray) -> tuple[float, float]:
+        return self.held if np.ptp(before) < 1e-9 else self.more
+
+
+def renew(need: float = 0.4, shares: Shares = PAIR, **told: tuple[float, float]) -> tuple[Certified, bool]:
+    """The cut in force, 0.3 and 0.1, before a fresh one of 0.4 and 0; and whether the fresh one was taken."""
+    fresh = Certified(np.array([0.4, 0.0]), 1.0, 0.1, 0.01)
+    before = in_force(np.array([0.3, 0.1]), 0.4)
+    found = renewed(shares, Steps(np.zeros((2, 2)), {}, **told), np.full(2, 0.5), need, fresh, before)
+    return found, found is fresh
+
+
+@pytest.mark.parametrize(
+    ("more", "moves"),
+    [((0.01, 0.0), True), ((0.01, 0.1), False), ((1.6 * LEAST_RENEWAL, 0.0), False), ((-0.01, 0.0), False)],
+)
+def test_caps_move_only_for_a_gain_that_is_sure_and_can_be_seen(
+    more: tuple[float, float], *, moves: bool
+) -> None:
+    found, moved = renew(more=more)
+    assert moved == moves
+    if not moved:
+        np.testing.assert_allclose(found.reduction, [0.3, 0.1])
+        assert (found.gain, found.step) == (0.02, 0.5)
+
+
+def test_a_cut_in_force_that_is_expected_to_be_worse_than_equal_is_left() -> None:
+    assert renew(held=(-0.001, 0.5))[1]
+
+
+def test_another_limit_is_planned_anew_at_once() -> None:
+    assert renew(need=0.4 * (1 + 2 * SAME_NEED))[1]
+    assert not renew(need=0.4 * (1 + 0.5 * SAME_NEED))[1]
+
+
+@pytest.mark.parametrize("need", [0.395, 0.4, 0.405])
+def test_the_cut_in_force_is_fitted_to_what_is_needed_and_to_floors_that_moved(need: float) -> None:
+    found, moved = renew(need, replace(PAIR, end=np.array([0.25, 0.6])))
+    assert not moved
+    assert float(found.reduction.sum()) == pytest.approx(need)
+    assert found.reduction[0] <= 0.25
+
+
+def test_what_is_not_known_of_a_run_leaves_it_where_equal_puts_it_whatever_is_in_force() -> None:
+    fresh = Certified(np.full(2, 0.2), 0.0, 0.0, 0.0)
+    curves = Steps(np.zeros((2, 2)), {}, known=np.zeros(2, dtype=bool))
+    found = renewed(PAIR, curves, np.zeros(2), 0.4, fresh, in_force(np.array([0.3, 0.1]), 0.4))
+    np.testing.assert_allclose(found.reduction, 0.2)

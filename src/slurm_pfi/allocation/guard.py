@@ -23,6 +23,13 @@ SURE_SDS: Final = 0.5
 LEAST_GAIN: Final = 0.002
 """And so much of the value of all throughput: where less is to be had, errors of the model decide, not the runs."""
 
+LEAST_RENEWAL: Final = 0.0005
+"""A new plan has to gain so much on the one in force, as a share of the value of all throughput: caps do not wander for
+what nobody would see."""
+
+SAME_NEED: Final = 0.02
+"""A need that moved by a greater share is another limit: the plan for it begins anew."""
+
 TRUST: Final = 0.1
 TRUST_FEW: Final = 0.05
 FEW_KINDS: Final = 20
@@ -135,3 +142,39 @@ def guarded_beyond(shares: Shares, curves: Curves, deepest: FloatArray, need: fl
         return within
     gain, sd = curves.gain(equal(shares, need), further.reduction, shares.value)
     return Certified(further.reduction, further.step, gain, sd)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InForce:
+    """A cut that is being applied: what it freed (``need``, as in ``solve.equal``) and what ``certify`` said of it."""
+
+    need: float
+    cut: Certified
+
+
+def renewed(
+    shares: Shares, curves: Curves, deepest: FloatArray, need: float, fresh: Certified, before: InForce
+) -> Certified:
+    """The fresh cut, or the one in force where that is expected to be no worse than equal, and moving not worth it.
+
+    The one in force is fitted to what is needed and allowed now. Another limit takes the fresh one at once.
+    """
+    if before.cut.reduction is fresh.reduction or not curves.informed:
+        return fresh
+    if before.need <= 0 or abs(need - before.need) > SAME_NEED * before.need:
+        return fresh
+    even = equal(shares, need)
+    held = _fitted(trusted(shares, even, deepest, curves), before.cut.reduction, need)
+    gain, sd = curves.gain(even, held, shares.value)
+    more, more_sd = curves.gain(held, fresh.reduction, shares.value)
+    if gain < 0 or (more > SURE_SDS * more_sd and more >= LEAST_RENEWAL * float(shares.value.sum())):
+        return fresh
+    return Certified(held, before.cut.step, gain, sd)
+
+
+def _fitted(within: Shares, reduction: FloatArray, need: float) -> FloatArray:
+    """These reductions as far as they are allowed, and what that leaves too much or too little shared equally."""
+    held = np.clip(reduction, within.start, within.end)
+    if float(within.watts @ held) < need:
+        return equal(Shares(within.watts, within.value, held, within.end), need)
+    return equal(Shares(within.watts, within.value, within.start, held), need)

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from ..allocation.guard import Certified, guarded
+from ..allocation.guard import Certified, InForce, guarded, renewed
 from ..allocation.solve import Shares
 from ..elasticity.curve import BoolArray, CurveError, FloatArray, IntArray
 from ..elasticity.evidence import RunEvidence, pool_kin
@@ -29,6 +29,14 @@ Asked: TypeAlias = tuple[Run, str]
 SMALLEST_LOSS: Final = 0.01
 KEPT_CUTS: Final = 64
 """Cuts that are remembered: a limit with many steps ahead is planned anew in every cycle."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldCut:
+    """The cut that is in force, and whose it is, in its own order."""
+
+    runs: tuple[Run, ...]
+    cut: InForce
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,13 +139,19 @@ class Knowledge:
         count = used.sum(axis=1)
         return [float(total / n) if n else None for total, n in zip(ratio.sum(axis=1), count, strict=True)]
 
-    def cut(self, asked: Sequence[Asked], shares: Shares, need: float) -> Certified:
-        """The certified cut of these runs (``allocation.guard``); equal while nothing tells them apart."""
+    def cut(
+        self, asked: Sequence[Asked], shares: Shares, need: float, before: InForce | None = None
+    ) -> Certified:
+        """The certified cut of these runs (``allocation.guard``); equal while nothing tells them apart.
+
+        ``before``: the cut of the same runs that is in force. It stays as long as another one is not worth the move.
+        """
         rows = self._rows(asked)
         key = (
             rows.tobytes(),
             *(array.tobytes() for array in (shares.watts, shares.value, shares.start, shares.end)),
             np.float64(need).tobytes(),
+            *(() if before is None else (before.cut.reduction.tobytes(), np.float64(before.need).tobytes())),
         )
         known = self._cuts.get(key)
         if known is None:
@@ -145,7 +159,12 @@ class Knowledge:
             curves = self.sharing.take(rows)
             # Who tells what can hardly be is cut as if it had told nothing, and as everybody: neither more nor less.
             curves = replace(curves, known=curves.known & ~self.unlikely[rows])
-            known = guarded(shares, curves, np.where(self.unlikely[rows], 0.0, self.deepest[rows]), need)
+            deepest = np.where(self.unlikely[rows], 0.0, self.deepest[rows])
+            known = (
+                guarded(shares, curves, deepest, need)
+                if before is None
+                else renewed(shares, curves, deepest, need, self.cut(asked, shares, need), before)
+            )
             self._cuts[key] = known
             if len(self._cuts) > KEPT_CUTS:
                 self._cuts.popitem(last=False)

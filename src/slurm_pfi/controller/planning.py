@@ -105,7 +105,9 @@ def _closed(
         for run, view in state.runs.items()
     }
     actions.extend(admission_audits(state.runs, runs))
-    state = msgspec.structs.replace(state, window=None, rebound=None, runs=runs, infeasible_said=(0, ()))
+    state = msgspec.structs.replace(
+        state, window=None, cut=None, rebound=None, runs=runs, infeasible_said=(0, ())
+    )
     if config.times.rebound_s:
         state = rebound.observe_draws(state, config, now_ns)
     now = CapsStep(0.0, {}, parked=False)
@@ -130,10 +132,12 @@ def _open(
 ) -> tuple[State, list[Action]]:
     """``ids``: the limits that bind. ``held``: the rebound in their place, never short: it promised nothing."""
     asking = candidates(state, config, science, site) if held is None else held.asking
-    shares = share(asking, config.policy.name, site, steps[0], science.knowledge(state))
+    # A rebound gives back by loss per watt, second by second: there is nothing to hold on to.
+    before = state.cut if held is None else None
+    shares = share(asking, config.policy.name, site, steps[0], science.knowledge(state), before)
     caps = _safe_caps(state, site, shares)
     limit_mw = steps[0].limit_mw or 0
-    before = state.window
+    last = state.window
     window = WindowView(
         limit_mw=limit_mw,
         limit_ids=ids,
@@ -141,14 +145,14 @@ def _open(
         committed_mw=_committed(site, shares),
         shortfall_mw=shares.shortfall_mw,
         silent=site.silent,
-        opened_ns=now_ns if before is None or before.rebound != (held is not None) else before.opened_ns,
+        opened_ns=now_ns if last is None or last.rebound != (held is not None) else last.opened_ns,
         rebound=held is not None,
         until_ns=None if held is None else held.rebound.until_ns,
         rebound_mw=None if held is None else held.before_mw,
     )
     under_way, told = rebound.told(state.rebound, held, now_ns)
     actions = told if held is None else _ended(state) + told
-    known = None if before is None or before.rebound else (before.limit_mw, before.limit_ids)
+    known = None if last is None or last.rebound else (last.limit_mw, last.limit_ids)
     if held is None and known != (window.limit_mw, window.limit_ids):
         fields: dict[str, object] = {
             "open": True,
@@ -167,6 +171,7 @@ def _open(
     state = msgspec.structs.replace(
         state,
         window=window,
+        cut=shares.in_force,
         rebound=under_way,
         draws=(),
         draw_before=rebound.draw_before(state),

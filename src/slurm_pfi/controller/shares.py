@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..allocation.guard import Certified
+from ..allocation.guard import Certified, InForce
 from ..allocation.policies import allocate
 from ..allocation.problem import Allocation, Policy, Problem, RunDemand
 from ..allocation.rounding import lowest_cap_mw
@@ -16,7 +16,7 @@ from ..model import GpuReport, Run
 from ..store.limits import ScheduleStep
 from .budget import Gpu, GpuKey, SiteView, commandable_gpus, gpus_of, gpus_on
 from .dispatch import Caps
-from .knowledge import Asked, Knowledge
+from .knowledge import Asked, HeldCut, Knowledge
 from .ledger import prior_of
 from .runs import demand_of
 from .science import GRID_W, Science
@@ -47,7 +47,8 @@ class Shares:
     """What one limit step gives each run: target caps, what they are expected to lose, and what is missing.
 
     ``loss`` (0..1) and ``loss_sd`` go by what was learned of each run. ``certified``: how far ``marginal`` went from
-    the equal cut and why; None where nothing had to be decided, or by another policy.
+    the equal cut and why; None where nothing had to be decided, or by another policy. ``in_force``: the same for the
+    next plan to hold on to.
     """
 
     demands: tuple[RunDemand, ...]
@@ -58,6 +59,7 @@ class Shares:
     budget_mw: int
     shortfall_mw: int
     certified: Certified | None = None
+    in_force: HeldCut | None = None
 
 
 def candidates(state: State, config: Config, science: Science, site: SiteView) -> tuple[Candidate, ...]:
@@ -96,11 +98,17 @@ def _indexed(found: Sequence[Candidate], knowledge: Knowledge) -> tuple[Candidat
 
 
 def share(
-    asking: Sequence[Candidate], policy: Policy, site: SiteView, step: ScheduleStep, knowledge: Knowledge
+    asking: Sequence[Candidate],
+    policy: Policy,
+    site: SiteView,
+    step: ScheduleStep,
+    knowledge: Knowledge,
+    before: HeldCut | None = None,
 ) -> Shares:
     """Admit whom the budget of this limit step bears, and share it. Parked GPUs count at their park cap.
 
-    ``marginal`` goes as far from the equal cut as what was learned certifies.
+    ``marginal`` goes as far from the equal cut as what was learned certifies. ``before``: the cut that is in force; for
+    the same runs under the same limit it stays until another one is worth the move.
     """
     taken_mw = site.fixed_mw + site.constant_mw
     parked_mw = sum(gpu.park_mw for gpu in site.gpus.values() if gpu.commandable)
@@ -122,10 +130,17 @@ def share(
     asked = [one.asked for one in admitted]
 
     certified: Certified | None = None
+    in_force: HeldCut | None = None
 
     def cut(cuts: Cuts, need_mw: float, place: IntArray) -> FloatArray:
-        nonlocal certified
-        certified = knowledge.cut([asked[i] for i in place], cuts, need_mw)
+        nonlocal certified, in_force
+        ordered = [asked[i] for i in place]
+        runs = tuple(run for run, _ in ordered)
+        held = before.cut if before is not None and before.runs == runs else None
+        first = certified is None
+        certified = knowledge.cut(ordered, cuts, need_mw, held)
+        # An emergency cuts once more, past the floors: nothing to hold on to.
+        in_force = HeldCut(runs, InForce(need_mw, certified)) if first else None
         return certified.reduction
 
     allocation = allocate(Problem(demands, budget_mw, hard_mw), policy, cut)
@@ -143,6 +158,7 @@ def share(
         budget_mw=budget_mw,
         shortfall_mw=shortfall_mw,
         certified=certified,
+        in_force=in_force,
     )
 
 

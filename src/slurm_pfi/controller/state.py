@@ -9,7 +9,7 @@ from ..model import Flex, Frozen, GpuId, Limit, Mode, Plan, Report, Run
 from ..slurm.backend import JobInfo
 from ..slurm.tag import Tag
 from ..store.rows import Kin
-from .knowledge import Knowledge
+from .knowledge import HeldCut, Knowledge
 from .record import Record
 
 
@@ -139,7 +139,8 @@ class Rebound(Frozen, frozen=True, kw_only=True):
 class State(Frozen, frozen=True, kw_only=True):
     """All of it. ``off`` is the red button: nothing is commanded and every cap is given back.
 
-    ``planned`` is False until the first planning cycle: before it nobody knows whether a window is open.
+    ``planned`` is False until the first planning cycle: before it nobody knows whether a window is open. ``cut``: what
+    the plan of this window goes by.
     ``draws``: the last minute without a window, empty inside one; ``draw_before``: the mean (mW by node) that it had as
     the window opened, None if unknown. ``held_until_ns``: until when a predecessor would have held the site at it.
     ``knowledge``: what was last learned of the runs' curves; ``learned_from``: the evidence that is with the learner or
@@ -157,6 +158,7 @@ class State(Frozen, frozen=True, kw_only=True):
     nodes: dict[str, NodeView] = {}
     runs: dict[Run, RunView] = {}
     window: WindowView | None = None
+    cut: HeldCut | None = None
     draws: tuple[DrawSample, ...] = ()
     draw_before: dict[str, int] | None = None
     held_until_ns: int | None = None
