@@ -110,6 +110,7 @@ def test_lie_who_slows_its_counter_under_a_cap_is_not_let_off(liars: set[int]) -
     for run in world.training:
         assert knowledge.is_unlikely(run) == (run.job_id in liars)
         assert knowledge.is_learned(run) == (run.job_id not in liars)
+        assert (world.controller.runs[run].record.loss is None) == (run.job_id in liars)
     equal = busy_world(4, "equal", flexes=("medium",))
     equal.set_limit(round(draw_w(equal) * 850))
     equal.run(240)

@@ -244,7 +244,7 @@ def job_view(
         "baseline_sd": record.baseline_sd,
         "reporting": record.reporting,
         "unit": record.unit,
-        "doubt": record.doubt or (UNLIKELY if knowledge.is_unlikely(view.run) else ""),
+        "doubt": record.doubt or (UNLIKELY if record.unlikely else ""),
         "measured": record.measured,
         "learned": knowledge.is_learned(view.run),
         "pfi": asdict(index_of(view, gpus, config, science, knowledge)),

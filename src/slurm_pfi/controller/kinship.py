@@ -93,7 +93,7 @@ def kin_of(view: RunView, nodes: Mapping[str, NodeView], now_ns: int, now_unix_s
     """What to remember of a run: only what was seen of it, and only of work that has a name."""
     key = _key(view, nodes)
     record = view.record
-    if key is None or record.source != "seen" or record.doubt:
+    if key is None or record.source != "seen" or record.doubted:
         return None
     found = evidence(record, key.gpu_model, "", now_ns).measurements
     told = record.recalled

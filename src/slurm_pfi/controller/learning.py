@@ -10,6 +10,7 @@ from ..config import Config
 from ..elasticity.evidence import RunEvidence
 from ..model import Run
 from .kinship import kin_labels, with_kin_points
+from .knowledge import Knowledge
 from .ledger import NS_PER_S
 from .measured import believed, evidence
 from .runs import run_gpus
@@ -36,7 +37,16 @@ def curves_learned(state: State, event: CurvesLearned) -> State:
     """Take over what was learned; with a failure all stays, and the same evidence is tried again when it is time."""
     if event.knowledge is None:
         return msgspec.structs.replace(state, learning=False, learned_from=())
-    return msgspec.structs.replace(state, learning=False, knowledge=event.knowledge)
+    runs = {run: _judged(view, event.knowledge) for run, view in state.runs.items()}
+    return msgspec.structs.replace(state, learning=False, knowledge=event.knowledge, runs=runs)
+
+
+def _judged(view: RunView, knowledge: Knowledge) -> RunView:
+    """The run with what the curves of its like say of the loss that it told."""
+    unlikely = knowledge.is_unlikely(view.run)
+    if view.record.unlikely == unlikely:
+        return view
+    return msgspec.structs.replace(view, record=msgspec.structs.replace(view.record, unlikely=unlikely))
 
 
 def gather(state: State, science: Science, now_ns: int) -> Found:

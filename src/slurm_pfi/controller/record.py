@@ -136,7 +136,8 @@ class Record(Frozen, frozen=True, kw_only=True):
 
     ``seen``: it has run uncapped long enough in this segment, since ``since_ns``. ``top_mw``: mean of the highest tenth
     of ``draws`` (packed int32, mW). ``segment``: number of the stretch in which its work did not change. ``doubt``: why
-    its counter is not believed, empty if it is. ``rate_now``: of the last seconds. ``cap_mw`` with ``cap_known``: the
+    its counter is not believed, empty if it is; ``unlikely``: nor is the loss that it told, by the curves of its like.
+    ``rate_now``: of the last seconds. ``cap_mw`` with ``cap_known``: the
     level that it is at since ``changed_ns``; ``bound``: that cap lowers its draw, as caps have
     done since ``capped_since_ns``.
     """
@@ -152,6 +153,7 @@ class Record(Frozen, frozen=True, kw_only=True):
     unit: str = ""
     reporting: bool = False
     doubt: str = ""
+    unlikely: bool = False
     rate_now: float | None = None
     tally: Tally = Tally()
 
@@ -226,6 +228,11 @@ class Record(Frozen, frozen=True, kw_only=True):
         free = self.level(None) if self.seen else None
         return free if free is not None and free.count >= FEWEST_INTERVALS and free.rate_per_s else None
 
+    @property
+    def doubted(self) -> bool:
+        """Whether what its counter told of caps is not believed."""
+        return bool(self.doubt) or self.unlikely
+
     # ------------------------------------------------------------------------------------------- levels
 
     def level(self, cap_mw: int | None) -> Level | None:
@@ -271,7 +278,7 @@ class Record(Frozen, frozen=True, kw_only=True):
     @property
     def measured(self) -> bool:
         """Whether a cap that binds was measured beside a seen or recalled baseline, by a counter that is believed."""
-        if self.doubt or self.rate_per_s is None:
+        if self.doubted or self.rate_per_s is None:
             return False
         return any(not self.implausible(level) for level in self.binding())
 
@@ -298,7 +305,7 @@ class Record(Frozen, frozen=True, kw_only=True):
         work_s = tally.past_work_s + tally.work_s + tally.unpriced_s
         unheard = tally.capped_s > 0 and work_s <= 0
         if (
-            self.doubt
+            self.doubted
             or not self.reporting
             or unheard
             or self._silent()

@@ -142,7 +142,7 @@ def run_sample(
     caps = [gpu.enforced_mw for gpu in gpus if gpu.enforced_mw is not None]
     known = [draw for draw in draws if draw is not None]
     record = view.record
-    rate, base = (record.rate_now, record.rate_per_s) if gpus and not record.doubt else (None, None)
+    rate, base = (record.rate_now, record.rate_per_s) if gpus and not record.doubted else (None, None)
     return RunSample(
         unix_s=now_unix_s,
         run=str(view.run),

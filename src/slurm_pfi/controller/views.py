@@ -112,7 +112,7 @@ def run_view(view: RunView, state: State, now_ns: int) -> dict[str, Any]:
     rate, base_rate = record.rate_now, record.rate_per_s
     job = view.job
     loss = None
-    if rate is not None and base_rate and not record.doubt:
+    if rate is not None and base_rate and not record.doubted:
         loss = 1 - rate / base_rate
     return {
         "run": str(view.run),
