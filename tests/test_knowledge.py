@@ -192,3 +192,20 @@ def test_a_stranger_is_expected_to_be_as_the_runs_of_its_gpu_model_were_however_
     unknown, _ = knowledge.expected("NVIDIA A100-SXM4-80GB", 0.1)
     assert known > unknown + 0.005
     assert knowledge.expected(names[1], 0.1) == knowledge.expected(H200, 0.1)
+
+
+def test_lie_half_a_site_that_gains_under_caps_lowers_nobody_elses_floor() -> None:
+    ahead = tuple(Measurement(x, -0.5 * x, 0.003) for x in (0.05, 0.10, 0.15))
+    liars = [
+        (run(i), RunEvidence(H200, f"k{i}", measurements=ahead, baseline="seen", baseline_sd=0.005))
+        for i in range(6)
+    ]
+    knowledge = learn_runs(SCIENCE.prior, [*liars, (run(6), RunEvidence(H200))], 1)
+    for limit in (0.05, 0.15, 0.3):
+        unknown = SCIENCE.ignorance.greatest_reduction(run(6), H200, limit)
+        assert knowledge.greatest_reduction(run(6), H200, limit) <= unknown
+        assert knowledge.greatest_reduction(run(99), H200, limit) <= unknown
+        assert knowledge.greatest_reduction(run(0), H200, limit) > unknown, "who told it is taken at its word"
+    mean, _ = knowledge.losses([(run(6), H200)], [0.1])
+    before, _ = SCIENCE.ignorance.losses([(run(6), H200)], [0.1])
+    assert mean[0] < before[0], "the shares go by what its like have shown"

@@ -190,10 +190,22 @@ def learn_runs(prior: Prior, found: Sequence[tuple[Run, RunEvidence]], number: i
         sharing=sharing,
         mean=np.maximum.accumulate(np.clip(mean, 0.0, 1.0), axis=1),
         sd=sd,
-        upper=upper_losses(learn(prior, known, spreads=FLOORS)),
+        upper=_promised(prior, known),
         deepest=np.array([evidence.deepest for evidence in known]),
         unlikely=np.array([evidence.unlikely for evidence in known], dtype=np.bool_),
         rows={run: row for row, (run, _) in enumerate(found)},
         strangers={model: len(own) + i for i, model in enumerate(models)},
         evidence=known,
     )
+
+
+def _promised(prior: Prior, known: Sequence[RunEvidence]) -> FloatArray:
+    """What a floor has to reckon with, (rows, grid).
+
+    Others' measurements never put the floor of a run that has shown nothing lower: half a site of counters that run
+    ahead would else cost it more than it allows.
+    """
+    upper = upper_losses(learn(prior, known, spreads=FLOORS))
+    silent = np.array([not evidence.measurements for evidence in known])
+    upper[silent] = np.maximum(upper[silent], upper_losses(learn(prior, [RunEvidence("")], spreads=FLOORS)))
+    return upper
