@@ -126,7 +126,6 @@ def test_a_counter_that_lies_measures_nothing(site: Site, tmp_path: Path, watts:
         tag = wait_untold(site, job)
         said = " ".join(site.cli("job", str(job)).stdout.split())
         (tmp_path / f"{job}.txt").write_text(said)
-        print(f"{shown(site, str(job))}\n{said}")  # noqa: T201
         assert tag.source == "default"
         assert "its counter is not believed: " in said
         assert "not known: its counter is not believed" in said
@@ -144,7 +143,6 @@ def test_a_job_that_ends_at_once(site: Site, in_window: bool) -> None:
     site.cluster.wait_job_state(job, "COMPLETED")
     hold(site, 3)
     done = site.cli("job", str(job), check=False)
-    print(done.returncode, done.stdout, done.stderr, shown(site, str(job)))  # noqa: T201
     if done.returncode == 0:
         told = json.loads(site.cli("job", str(job), "--json").stdout)
         assert told["baseline_draw_mw"] is None
@@ -170,7 +168,6 @@ def test_a_job_on_a_node_whose_agent_is_down(site: Site) -> None:
         )
         wait_seen(site, beside)
         done = site.cli("job", str(job), check=False)
-        print(done.returncode, done.stdout, done.stderr, shown(site, str(job)))  # noqa: T201
         assert (done.returncode, done.stdout) == (1, "")
         assert f"job {job} is not known" in done.stderr
         assert "What runs on n2 is not known: no agent is heard there" in done.stderr
