@@ -62,9 +62,16 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> _WithDefault:
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--config", metavar="FILE", help="the site's config; default $SLURM_PFI_CONF or /etc")
+    common.add_argument(
+        "--config",
+        metavar="FILE",
+        help="the site's config; default $SLURM_PFI_CONF or /etc/slurm-pfi/slurm-pfi.toml",
+    )
     common.add_argument("--node-name", metavar="NAME", help="default $SLURMD_NODENAME, else the host name")
-    parser = argparse.ArgumentParser(prog="slurm-pfi node", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="slurm-pfi node",
+        description="The agent of one GPU node, run as root, and what its admin tells it.",
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     commands.add_parser("run", parents=[common], help="run the agent in the foreground (the default)")
     commands.add_parser("release", parents=[common], help="restore every GPU of this node now, and stay so")

@@ -19,6 +19,7 @@ from .slurmconf import SlurmConf, gpu_count, parse_show_config
 OLDEST_TRIED: Final = (22, 5)
 _NODE: Final = re.compile(r"NodeName=(\S+) ")
 _NODE_GRES: Final = re.compile(r" Gres=(\S+)")
+_NOT_ASKED: Final = "not asked: without its slurm.conf a Slurm command waits a minute and then gives up"
 _COMPARED: Final = ("Prolog", "Epilog", "PlugStackConfig", "SlurmUser", "GresTypes", "PrologEpilogTimeout")
 
 
@@ -52,6 +53,9 @@ def commands(facts: Facts) -> Iterator[Finding]:
             "install Slurm's client commands, or set slurm.bin_dir in the config",
         )
         return
+    if facts.slurm is None:
+        yield Finding("slurm commands", "unseen", _NOT_ASKED)
+        return
     ran = run(facts.config.slurm, "scontrol", "--version")
     if isinstance(ran, str):
         yield Finding("slurm commands", "fail", ran, "see whether Slurm is installed whole")
@@ -71,6 +75,9 @@ def version_finding(said: str) -> Finding:
 
 def slurmctld(facts: Facts) -> Iterator[Finding]:
     """Whether slurmctld answers, and whether it runs with what the file says."""
+    if facts.slurm is None and path_of(facts.config.slurm, "scontrol") is not None:
+        yield Finding("slurmctld", "unseen", _NOT_ASKED)
+        return
     ran = run(facts.config.slurm, "scontrol", "ping")
     todo = "start slurmctld, or look into its log; caps in force stay in force meanwhile"
     if isinstance(ran, str):
@@ -193,12 +200,11 @@ def positions_by_set(facts: Facts) -> Iterator[Finding]:
 
 def node_sets(facts: Facts) -> Iterator[Finding]:
     """The config's node sets against the nodes that Slurm has."""
+    if facts.slurm is None:
+        yield Finding("node sets", "unseen", _NOT_ASKED)
+        return
     ran = run(facts.config.slurm, "scontrol", "--oneliner", "show", "node")
     if isinstance(ran, str) or ran.exit_code != 0:
-        why = ran if isinstance(ran, str) else ran.error or ran.out.strip()[:200]
-        if facts.slurm is None:
-            yield Finding("node sets", "unseen", f"Slurm's nodes cannot be read: {why}")
-            return
         try:
             theirs = facts.slurm.gpus_by_node()
         except SlurmTextError as error:
