@@ -6,6 +6,8 @@ SHELL := /bin/bash
 
 VENV := .venv
 PY := $(VENV)/bin/python
+# Which jobs the demo runs: one or two.
+MIX ?= one
 # Debian's packages by name: Slurm and munge for the real cluster, slurmdbd and its database for a cluster with accounting,
 # a compiler for plugin and stand-in.
 APT_PACKAGES := python3 python3-venv gcc libc6-dev make slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libslurm-dev \
@@ -24,7 +26,7 @@ help:
 	@echo "make clean    remove what was built"
 
 demo: setup
-	$(PY) -m testbed.demo
+	$(PY) -m testbed.demo --mix $(MIX)
 
 # The cluster tests measure times and run alone; the others share the cores. One thread each for linear algebra.
 test: export OPENBLAS_NUM_THREADS := 1
