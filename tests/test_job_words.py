@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -288,3 +289,16 @@ def test_the_answer_of_a_run_that_slurm_has_not_described() -> None:
 
 
 ANSWERED = site()
+
+
+def test_what_caps_cost_it_is_told_at_some_of_them_with_intervals_and_whose_curve_it_is() -> None:
+    answer = told()
+    points = answer["curve"]
+    assert [point["reduction"] for point in points] == [0.05, 0.1, 0.2, 0.3, 0.4]
+    assert all(a["loss"] < b["loss"] for a, b in itertools.pairwise(points))
+    said = text(answer)
+    first = points[0]
+    cap_w, loss = first["cap_mw"] / 1000, 100 * first["loss"]
+    assert f"what caps cost it, by curves of other jobs (95 %): {cap_w:.0f} W {loss:.1f} % (0.0 to " in said
+    assert "what was measured of it (95 %)" in text(told(learned=True, measured=True))
+    assert "what caps cost it" not in text(told(curve=[])), "without a baseline there is no curve to tell"

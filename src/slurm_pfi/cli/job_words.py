@@ -112,6 +112,8 @@ def _known(told: _Told) -> list[str]:
     if told["doubt"]:
         lines.append(f"its counter is not believed: {told['doubt']}; so curves of other jobs count")
     lines.append(_known_pfi(told))
+    if curve := _known_curve(told):
+        lines.append(curve)
     loss, sd, cap_mw = told["expected_loss"], told["expected_loss_sd"], told["target_cap_mw"]
     if loss is not None and cap_mw is not None and not _ended(told):
         by = "by curves of other jobs"
@@ -164,6 +166,22 @@ def _known_pfi(told: _Told) -> str:
         f"PFI {pfi['value']:.2f}{between} on caps of {grid}, {source}: "
         f"1 % of its throughput gives about {pfi['value']:.1f} % of its power"
     )
+
+
+def _known_curve(told: _Told) -> str:
+    points = told.get("curve") or []
+    if not points:
+        return ""
+    basis = "curves of other jobs"
+    if told["learned"]:
+        basis = f"what was measured of {'it' if told['measured'] else 'runs of the same work'}"
+    parts = []
+    for point in points:
+        low, high = (max(0.0, point["loss"] + side * Z95 * point["sd"]) for side in (-1, 1))
+        parts.append(
+            f"{format_power(point['cap_mw'])} {100 * point['loss']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+        )
+    return f"what caps cost it, by {basis} (95 %): {', '.join(parts)}"
 
 
 # ------------------------------------------------------------------------------------------------ done

@@ -14,6 +14,7 @@ from msgspec import Meta
 from ..bus.asking import NO, Reply, Request, refusal
 from ..bus.unix import Peer
 from ..config import Config
+from ..model import GpuReport
 from ..store.history import History, HistoryError
 from ..store.rows import EndedRun
 from .fresh import Fresh
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from .shell import Controller
 
 Z95: Final = 1.96
+CURVE_AT: Final = (0.05, 0.1, 0.2, 0.3, 0.4)
+"""Reductions at which a run's curve is told."""
+
 ENDED_S: Final = 86_400.0
 MOST_ENDED: Final = 1_000
 MOST_EVENTS: Final = 200
@@ -249,6 +253,7 @@ def job_view(
         "learned": knowledge.is_learned(view.run),
         "pfi": asdict(index_of(view, gpus, config, science, knowledge)),
         "expected_loss_sd": view.expected_loss_sd,
+        "curve": _curve(view, gpus, knowledge),
         "by_curves": _by_curves(view, knowledge, model),
         "cost": _cost(record),
         "limit": None
@@ -267,6 +272,20 @@ def summary_with(science: Science) -> Callable[[RunView, State, Config, int, flo
 def ended_view(row: EndedRun) -> dict[str, Any]:
     """The same of a run that is over, as it was kept."""
     return {**row.value, "run": row.run, "state": "ended", "ended_unix_s": row.ended_unix_s}
+
+
+def _curve(view: RunView, gpus: Sequence[GpuReport], knowledge: Knowledge) -> list[dict[str, float]]:
+    """What caps cost the run by all that is known of it: expected loss (0..1) and its sd at some of its caps."""
+    draw_mw = view.record.mean_draw_mw
+    if not draw_mw or not gpus:
+        return []
+    least_mw = max(gpu.min_mw for gpu in gpus)
+    reductions = [share for share in CURVE_AT if draw_mw * (1 - share) >= least_mw]
+    mean, sd = knowledge.losses([(view.run, gpus[0].model)] * len(reductions), reductions)
+    return [
+        {"cap_mw": round(draw_mw * (1 - x)), "reduction": x, "loss": float(loss), "sd": float(error)}
+        for x, loss, error in zip(reductions, mean, sd, strict=True)
+    ]
 
 
 def _by_curves(view: RunView, knowledge: Knowledge, model: str) -> dict[str, Any] | None:
