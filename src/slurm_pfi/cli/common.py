@@ -102,7 +102,7 @@ class Screen:
         """One line, broken between words where it is too long and not ``soft_wrap``. There is never any markup."""
         whole = soft_wrap or len(text) <= self.width
         for line in [text] if whole else textwrap.wrap(text, self.width, break_on_hyphens=False):
-            click.secho(line, bold=style == "bold" or None, dim=style == "dim" or None)
+            click.echo(click.style(line, **{style: True}) if style else line)
 
 
 def console() -> Console:
