@@ -8,8 +8,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec.structs import replace
 
-from slurm_pfi.model import Run
+from slurm_pfi.controller import state as cs
+from slurm_pfi.model import LimitStep, Run
 from slurm_pfi.sim.jobs import model_jobs
 
 from .world import NS, World
@@ -125,3 +127,30 @@ def test_lie_who_slows_its_counter_under_a_cap_is_not_let_off(liars: set[int]) -
     assert min(found.values()) >= 1 - 0.15
     even = kept(equal, 60)
     assert sum(found.values()) >= sum(even.values()) - 0.003 * len(even)
+
+
+def test_of_many_steps_to_come_only_the_next_takes_a_certificate_and_all_keep_their_limit() -> None:
+    world = busy_world(1, "marginal")
+    full_mw = draw_w(world) * 1000
+    world.set_limit(round(full_mw * 0.85))
+    world.run(60)
+    steps = tuple(
+        LimitStep(start_unix_s=world.unix_s + 300 * i, limit_mw=round(full_mw * (0.9 - 0.005 * i)))
+        for i in range(12)
+    )
+    world.limits = (replace(world.limits[0], revision=2, steps=steps),)
+    before = world.controller.knowledge
+    assert before is not None
+    before._cuts.clear()
+    world.tell(cs.LimitsChanged(limits=world.limits))
+    world.tell(cs.Cycle(now_unix_s=world.unix_s))
+    assert world.controller.knowledge is before
+    assert 1 <= len(before._cuts) <= 4, "now, fresh and as it is in force, and the next step"
+    plans = [view.outstanding[-1].plan for view in world.controller.nodes.values()]
+    for place in range(12):
+        caps_mw = 0
+        for plan in plans:
+            then = [step for step in plan.steps if step.starts_in_s <= 300 * place][-1]
+            jobs = world.nodes[plan.node].jobs
+            caps_mw += sum((cap.cap_mw or 0) * len(jobs[cap.run].gpus) for cap in then.caps)
+        assert 0 < caps_mw + NODES * 500_000 <= steps[place].limit_mw  # type: ignore[operator]

@@ -107,8 +107,13 @@ def _node_steps(
     unplannable: frozenset[Run],
 ) -> tuple[PlanStep, ...]:
     park_mw = node_park_mw(node.report.gpus if node.report is not None else (), config)
+    # Of all caps of the site only this node's: else what comes costs as much as the square of the site.
+    parts = [(view.run, node.name) for view in runs]
+    own = tuple(
+        replace(step, caps={part: step.caps[part] for part in parts if part in step.caps}) for step in steps
+    )
     made: list[PlanStep] = []
-    for step in _given_back_late(steps, late_s(node.name, config)):
+    for step in _given_back_late(own, late_s(node.name, config)):
         if not step.parked:
             made.append(PlanStep(starts_in_s=step.starts_in_s, park_cap_mw=None, lease=step.lease))
             continue

@@ -299,9 +299,12 @@ def _steps_ahead(
     """What a node does by itself when it hears nothing more: lower where the limit falls, release at its end.
 
     It never raises by itself inside a window: that needs acknowledgements. A limit without an end is a lease.
+    The next step is shared by what was learned, those after it equally: they are planned anew before they come, and a
+    certificate for each of 32 would take seconds on a great site.
     """
     ahead: list[CapsStep] = []
     last = first
+    knowledge = science.knowledge(state)
     binding = any(_binds(step, site) for step in steps[1:])
     asking = candidates(state, config, science, site) if binding else ()
     unreached = unreached_caps(state, config, science, site) if binding else {}
@@ -311,7 +314,8 @@ def _steps_ahead(
                 last = CapsStep(step.starts_in_s, {}, parked=False)
                 ahead.append(last)
             continue
-        shares = share(asking, config.policy.name, site, step, science.knowledge(state))
+        shares = share(asking, config.policy.name, site, step, knowledge)
+        knowledge = science.ignorance
         caps = {
             (demand.run, gpu.node): min(cap_mw, last.caps.get((demand.run, gpu.node), cap_mw))
             for demand, cap_mw, gpus in zip(
