@@ -10,6 +10,7 @@ import pytest
 
 from slurm_pfi.controller.kinship import (
     MIXED_SD,
+    MOST_KINDS,
     kin_labels,
     kin_name,
     kin_of,
@@ -159,3 +160,30 @@ def test_a_name_that_was_used_for_different_work_is_not_believed_again() -> None
     )
     assert again is not None
     assert again.sd >= MIXED_SD, "it stays so"
+
+
+def test_a_name_for_thousands_of_kinds_of_work_costs_no_time_and_the_rest_of_them_are_alone() -> None:
+    """An array whose every task is other work: each run is held against a few others and not against all."""
+    world, _ = trained()
+    view = world.controller.runs[RUN]
+    free = next(level for level in view.record.levels if level.cap_mw is None)
+    faster = 1.08
+    views = []
+    for number in range(MOST_KINDS + 20):
+        batches = tuple(
+            figure * (faster**number if place % 2 else 1.0) for place, figure in enumerate(free.batches)
+        )
+        level = msgspec.structs.replace(free, batches=batches)
+        for twin in (0, 1):
+            views.append(
+                msgspec.structs.replace(
+                    view,
+                    run=Run("world", 10 + number, twin),
+                    record=msgspec.structs.replace(view.record, levels=(level,)),
+                )
+            )
+    labels = kin_labels(views)
+    assert len(set(labels.values())) == MOST_KINDS
+    assert len(labels) == 2 * MOST_KINDS
+    for number in range(10, 10 + MOST_KINDS):
+        assert labels[Run("world", number, 0)] == labels[Run("world", number, 1)]

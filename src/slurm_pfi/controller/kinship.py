@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -46,6 +46,9 @@ SAME_DRAW: Final = 0.03
 SAME_RATE: Final = 0.07
 """Runs of one name whose uncapped draws, or rates, differ by a greater share do not do the same work."""
 
+MOST_KINDS: Final = 32
+"""Of more kinds of work under one name the rest is alone: thousands of tasks of an array may all differ."""
+
 MIXED_SD: Final = 1.0
 """Relative error of a baseline under a name that was used for different work: nobody is told it."""
 
@@ -70,19 +73,24 @@ def kin_labels(views: Iterable[RunView]) -> dict[Run, str]:
             named.setdefault((kin_name(view.job), gpus), []).append(view)
     labels: dict[Run, str] = {}
     for (name, gpus), group in named.items():
-        firsts: list[RunView] = []
+        firsts: list[_Baseline] = []
         for view in sorted(group, key=lambda view: view.run):
-            place = next((i for i, first in enumerate(firsts) if _agree(first, view)), len(firsts))
+            own = view.record.mean_draw_mw, view.record.rate_per_s
+            place = next((i for i, first in enumerate(firsts) if _agree(first, own)), len(firsts))
+            if place == MOST_KINDS:
+                continue
             if place == len(firsts):
-                firsts.append(view)
+                firsts.append(own)
             labels[view.run] = f"{name}/{gpus}/{place}"
     return labels
 
 
-def _agree(one: RunView, other: RunView) -> bool:
-    return _near(one.record.mean_draw_mw, other.record.mean_draw_mw, SAME_DRAW) and _near(
-        one.record.rate_per_s, other.record.rate_per_s, SAME_RATE
-    )
+_Baseline: TypeAlias = tuple[int | None, float | None]
+"""Mean draw (mW) and rate of a run without caps."""
+
+
+def _agree(one: _Baseline, other: _Baseline) -> bool:
+    return _near(one[0], other[0], SAME_DRAW) and _near(one[1], other[1], SAME_RATE)
 
 
 def _near(one: float | None, other: float | None, share: float) -> bool:
