@@ -315,6 +315,20 @@ def test_lie_a_job_that_slows_its_counter_by_little_is_left_to_what_its_curve_ma
     assert believed(told(run), lambda reduction: (0.3, 0.02)) == told(run)
 
 
+def test_a_counter_that_counts_something_else_leaves_the_energy_known() -> None:
+    run = MadeUpRun()
+    run.run(60)
+    run.run(60, 500)
+    saved_wh = run.record.energy_wh
+    assert saved_wh is not None
+    run.unit = "steps"
+    run.run(60, 500)
+    assert run.record.loss is None, "what steps are worth in tokens is not known"
+    assert run.record.energy_wh == pytest.approx(2 * saved_wh, rel=0.03)
+    run.run(60)
+    assert run.record.energy_wh == pytest.approx(2 * saved_wh, rel=0.03)
+
+
 def test_lie_a_counter_that_rises_tenfold_uncapped_is_not_believed() -> None:
     run = MadeUpRun()
     run.run(90)

@@ -60,8 +60,10 @@ def counted(record: Record, sample: Sample, times: TimesSection) -> Record:
     return _heard(record, sample, counter, at_ns)
 
 
-def new_segment(record: Record, *, priced: bool = True) -> Record:
+def new_segment(record: Record, *, priced: bool = True, saved: bool | None = None) -> Record:
     """From here on its work is other work. What went before keeps its price, or has none if its baseline was wrong.
+
+    ``saved``: the same of its energy, if the baseline draw is not as wrong as that of its counter.
 
     The baseline draw goes on; the rate is unknown until it is seen uncapped again.
     """
@@ -74,7 +76,7 @@ def new_segment(record: Record, *, priced: bool = True) -> Record:
         changes["past_lost_sd"] = tally.past_lost_sd + expected * record.baseline_sd
     else:
         changes["unpriced_s"] = tally.unpriced_s + tally.work_s
-    if priced and draw_mw is not None:
+    if (priced if saved is None else saved) and draw_mw is not None:
         changes["past_cut_gpu_s"] = tally.past_cut_gpu_s + tally.cut_gpu_s
         changes["past_saved_mws"] = tally.past_saved_mws + draw_mw * tally.cut_gpu_s - tally.cut_mws
     else:
@@ -111,7 +113,7 @@ def _heard(record: Record, sample: Sample, counter: float, at_ns: int) -> Record
 
 def _other_unit(record: Record) -> Record:
     """Its counter counts something else now: what was done cannot be added up with it."""
-    record = new_segment(record, priced=False)
+    record = new_segment(record, priced=False, saved=True)
     tally = replace(record.tally, done=0.0, done_capped=0.0, past_work_s=0.0, past_lost=0.0, past_lost_sd=0.0)
     tally = replace(tally, unpriced_s=tally.unpriced_s + record.tally.past_work_s)
     return replace(record, tally=tally)
