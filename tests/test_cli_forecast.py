@@ -169,10 +169,10 @@ def test_sites_with_nothing_to_cut_get_an_honest_answer(serve: Callable[[Site], 
     call = serve(idle)
     code, out, _ = call("what-if", "10%")
     assert code == 1
-    assert "No run has a GPU that a plan can reach: there is nothing to cut." in flat(out)
+    assert "There is no run whose GPUs a plan can reach: nothing to cut." in flat(out)
     assert "is no reduction" in flat(out) and "Mode observe" in out
     code, out, _ = call("offer")
-    assert code == 1 and "It can give NOTHING: no run has a GPU" in flat(out)
+    assert code == 1 and "It can give NOTHING: there is no run" in flat(out)
 
 
 def test_a_site_of_no_nodes_has_nothing_to_limit(serve: Callable[[Site], Call]) -> None:

@@ -183,7 +183,7 @@ def test_the_worst_nodes_stand_first_and_many_stand_together() -> None:
         ({"off": True}, "OFF: no limit is enforced"),
         ({"limits_known": False}, "LIMITS UNREADABLE"),
         ({"window": {"shortfall_mw": 900_000}}, "INFEASIBLE: 900 W short"),
-        ({"window": {"silent": ["a", "b"]}}, "as they do not answer: a, b"),
+        ({"window": {"silent": ["a", "b"]}}, "as they do not answer or take no plan: a, b"),
         (
             {"window": {"rebound": True, "limit_ids": []}},
             "rise slowly: 18.50 kW now\n       done in 25 min at the latest",

@@ -80,7 +80,7 @@ def test_a_measured_run_is_told_with_figures_and_their_intervals() -> None:
     assert (
         "80 s longer for the same work (61 s to 99 s), or 80,000 tokens not done (61,000 to 99,000)" in said
     )
-    assert "0.36 kWh; it drew 2.88 kWh" in said
+    assert "360 Wh; it drew 2.88 kWh" in said
     assert "at most 15 % lost while capped: kept" in said
     assert "floor of 590 W a GPU: kept" in said or "floor of 589 W a GPU: kept" in said
 

@@ -170,6 +170,8 @@ def test_power_for_people(power_mw: int | None, text: str) -> None:
         (7199, "119 min"),
         (7200, "2 h 00 min"),
         (11_130, "3 h 05 min"),
+        (172_799, "47 h 59 min"),
+        (187_200, "2 d 04 h"),
     ],
 )
 def test_durations_for_people(duration_s: float, text: str) -> None:

@@ -75,11 +75,12 @@ def format_power(power_mw: int | None) -> str:
 
 
 def format_duration(duration_s: float) -> str:
-    """A duration for people: ``45 s``, ``12 min``, ``3 h 05 min``."""
+    """A duration for people: ``45 s``, ``12 min``, ``3 h 05 min``, ``2 d 04 h``."""
     whole_s = round(duration_s)
     if whole_s < 120:
         return f"{whole_s} s"
     minutes = whole_s // 60
     if minutes < 120:
         return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60:02d} min" if hours < 48 else f"{hours // 24} d {hours % 24:02d} h"

@@ -61,7 +61,7 @@ def test_a_node_without_an_agent_counts_at_its_maximum(site: Site) -> None:
     window = site.status()["window"]
     assert (window["silent"], window["shortfall_mw"]) == (["n2"], 0)
     assert node(site, "n2")["state"] == "never heard"
-    assert "counted at their worst because they do not answer: n2" in site.cli("status").stdout
+    assert "counted at their worst, as they do not answer or take no plan: n2" in site.cli("status").stdout
     site.cluster.cancel_all()
     too_low(site)
     assert "INFEASIBLE: 600 W short" in site.cli("status").stdout

@@ -117,4 +117,4 @@ def console() -> Console:
 
 def percent(share: float | None, digits: int = 1) -> str:
     """A share for people; ``?`` when unknown."""
-    return "?" if share is None else f"{100 * share:.{digits}f} %"
+    return "?" if share is None else f"{round(100 * share, digits) + 0.0:.{digits}f} %"

@@ -284,7 +284,7 @@ def _saved(told: _Told) -> list[str]:
 
 
 def _energy(energy_wh: float) -> str:
-    return f"{energy_wh / 1000:,.2f} kWh" if abs(energy_wh) >= 100 else f"{energy_wh:.3g} Wh"
+    return f"{energy_wh / 1000:,.2f} kWh" if abs(energy_wh) >= 999.5 else f"{energy_wh:.3g} Wh"
 
 
 # ------------------------------------------------------------------------------------------------ promised

@@ -35,9 +35,11 @@ def jobs(context: click.Context, mine: bool, ended: bool, as_json: bool) -> None
     out = Screen()
     if not data:
         of = " of yours" if mine else ""
-        out.print(f"no run{of} with a GPU is known{', nor one that ended today' if ended else ''}")
+        out.print(
+            f"no run{of} with a GPU is known{', nor one that ended within the last day' if ended else ''}"
+        )
         return
-    show_table(out, COLUMNS, data)
+    show_table(out, [column for column in COLUMNS if not (mine and column.heading == "USER")], data)
     notes = [f"{job_text(run)}: {run['note']}" for run in data if run["note"]]
     for note in notes[:MOST_NOTES]:
         out.print(plain(note), markup=False)

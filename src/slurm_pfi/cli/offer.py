@@ -82,7 +82,7 @@ def _show(data: dict[str, Any]) -> None:
 
 def _nothing(data: dict[str, Any]) -> Iterator[str]:
     if not data["runs"]:
-        yield "It can give NOTHING: no run has a GPU that a plan can reach."
+        yield "It can give NOTHING: there is no run whose GPUs a plan can reach."
         return
     yield "It can give NOTHING: every run would be at its floor before the site draws less than it does."
     yield (

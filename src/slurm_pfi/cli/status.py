@@ -81,7 +81,9 @@ def headline(data: Mapping[str, Any]) -> list[str]:
             f"INFEASIBLE: {format_power(window['shortfall_mw'])} short, with every run as low as it may go"
         )
     if window["silent"]:
-        lines.append(f"counted at their worst because they do not answer: {names_text(window['silent'])}")
+        lines.append(
+            f"counted at their worst, as they do not answer or take no plan: {names_text(window['silent'])}"
+        )
     return lines
 
 

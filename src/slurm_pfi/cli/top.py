@@ -136,7 +136,9 @@ def _site(status: Mapping[str, Any], now_unix_s: float, away: str) -> list[tuple
             )
         if window["silent"]:
             names = names_text(window["silent"])
-            lines.append((f"counted at their worst, as they do not answer: {names}", "yellow"))
+            lines.append(
+                (f"counted at their worst, as they do not answer or take no plan: {names}", "yellow")
+            )
     lines.append(("", ""))
     return lines
 

@@ -95,7 +95,7 @@ def _show(data: dict[str, Any]) -> None:
         _show_runs(out, data["runs"], tell)
         tell(*_notes(data))
     elif data["binds"]:
-        tell("No run has a GPU that a plan can reach: there is nothing to cut.")
+        tell("There is no run whose GPUs a plan can reach: nothing to cut.")
     if data["uncapped_mw"]:
         out.print()
         tell(*uncapped_lines(data["uncapped"], data["uncapped_mw"]))
@@ -142,7 +142,12 @@ def _verdict(data: dict[str, Any]) -> Iterator[str]:
         return
     emergency = data["target"]["emergency"]
     lowest = "as low as it goes" if emergency else "at its floor"
-    yield f"It CANNOT be held: {format_power(data['shortfall_mw'])} short with every run {lowest}."
+    how = (
+        f"with every run {lowest}"
+        if data["runs"]
+        else "with every GPU that a plan can reach at its lowest cap"
+    )
+    yield f"It CANNOT be held: {format_power(data['shortfall_mw'])} short {how}."
     least_mw, total_mw = data["least_limit_mw"], data["uncapped_mw"]
     if least_mw < total_mw:
         most_mw = total_mw - least_mw
@@ -188,8 +193,9 @@ def _notes(data: dict[str, Any]) -> Iterator[str]:
         yield f"Would wait for power at the park cap: {job_ids(data['waiting'])}."
     if data["parked_gpus"]:
         yield (
-            f"{data['parked_gpus']} GPUs without a run count at their park caps, {format_power(data['parked_mw'])}"
-            f" together; uncapped they draw {format_power(data['parked_draw_mw'])}."
+            f"GPUs without a run: {data['parked_gpus']}. They count at the park cap,"
+            f" {format_power(data['parked_mw'])} in all, whatever they draw; uncapped that is"
+            f" {format_power(data['parked_draw_mw'])}."
         )
     yield from _policy(data)
     if uncut < len(runs) and data["certificate"]["informed"]:

@@ -193,7 +193,7 @@ def _unknown(
     )
     return (
         f"job {question.spec} is not known: no run of it has a GPU now{ended}. A job is known once it has "
-        f"started on a node with GPUs; 'slurm-pfi jobs --ended' lists all of today{_not_heard(unheard)}"
+        f"started on a node with GPUs; 'slurm-pfi jobs --ended' lists those of the last day{_not_heard(unheard)}"
     )
 
 

@@ -226,8 +226,9 @@ def cap_events(
         told[run] = cap_mw
         from_mw = _prior_mw(view, state) if known_mw is None else known_mw
         came = "" if from_mw is None else f" from {format_power(from_mw)}"
+        how = "capped" if from_mw is None or cap_mw <= from_mw else "cap raised"
         text = (
-            f"capped{came} to {format_power(cap_mw)} a GPU (floor {format_power(view.floor_mw)}): "
+            f"{how}{came} to {format_power(cap_mw)} a GPU (floor {format_power(view.floor_mw)}): "
             f"{_why(state)}, policy {policy}"
         )
         found.append(EventRow(unix_s=now_unix_s, run=str(run), kind="capped", text=text))

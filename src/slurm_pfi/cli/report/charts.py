@@ -11,7 +11,7 @@ from statistics import median
 from typing import Final
 
 from ...controller.outcome import MOST_GAP_S, WindowReport, thin
-from ...store.rows import RunSample
+from ...store.rows import RunSample, SiteSample
 from ...units import format_power
 from .scale import Scale, round_axis, time_ticks
 from .words import utc
@@ -101,9 +101,7 @@ def site_chart(report: WindowReport, paper: Paper) -> str:
     site = thin(report.site, SITE_POINTS)
     window = report.window
     start_s, end_s = _span(report)
-    values = [v for s in site for v in (s.draw_mw, s.limit_mw, s.committed_mw) if v is not None]
-    unit, mw = ("W", W_MW) if max(values, default=0) < 10 * KW_MW else ("kW", KW_MW)
-    marks = round_axis(0.97 * min(values, default=0) / mw, 1.02 * max(values, default=mw) / mw, paper.y_ticks)
+    unit, mw, marks = _power_axis(site, paper)
     x = Scale(start_s, end_s, paper.left, paper.width - paper.right)
     y = Scale(marks[0], marks[-1], paper.height - paper.bottom, paper.top)
 
@@ -142,6 +140,20 @@ def site_chart(report: WindowReport, paper: Paper) -> str:
     parts += _direct_labels(report, x, y, mw)
     parts.append("</svg>")
     return "".join(parts)
+
+
+def _power_axis(site: Sequence[SiteSample], paper: Paper) -> tuple[str, int, list[float]]:
+    """Its unit, that in mW, and its marks."""
+    values = [v for s in site for v in (s.draw_mw, s.limit_mw, s.committed_mw) if v is not None]
+    unit, mw = ("W", W_MW) if max(values, default=0) < 10 * KW_MW else ("kW", KW_MW)
+    low, high = 0.97 * min(values, default=0) / mw, 1.02 * max(values, default=mw) / mw
+    return unit, mw, round_axis(low, high, paper.y_ticks)
+
+
+def begins_at_zero(report: WindowReport) -> bool:
+    """Whether the axis of power does, on either sheet."""
+    site = thin(report.site, SITE_POINTS)
+    return all(_power_axis(site, paper)[2][0] == 0 for paper in (WIDE, NARROW))
 
 
 def _span(report: WindowReport) -> tuple[float, float]:
@@ -207,9 +219,12 @@ def _direct_labels(report: WindowReport, x: Scale, y: Scale, mw: int) -> list[st
     if not known:
         return []
     at_s, limit_mw = known[0]
+    ends_s = known[1][0] if len(known) > 1 else until_s
     label = f"limit {format_power(limit_mw)}"
     width = 7.0 * len(label)
-    left = min(x.at(max(at_s, report.window.opened_unix_s)) + 8, x.end - width)
+    # At the end of the line: where it begins, the draw still falls through it.
+    left = max(x.at(max(at_s, report.window.opened_unix_s)) + 8, x.at(ends_s) - width - 8)
+    left = min(left, x.end - width)
     return [f'<text class="limit-name" x="{left:g}" y="{y.at(limit_mw / mw) - 7:g}">{label}</text>']
 
 

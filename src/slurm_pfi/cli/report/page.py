@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from html import escape
 from typing import Final
@@ -11,11 +12,13 @@ from ...controller.outcome import Given, WindowReport
 from ...store.rows import DRAW_BEFORE_S
 from ...units import format_duration, format_power
 from . import words
-from .charts import NARROW, WIDE, run_chart, site_chart, text
+from .charts import NARROW, WIDE, begins_at_zero, run_chart, site_chart, text
 from .style import STYLE
 from .table import MOST_RUNS, events_table, runs_table
 
 MOST_CHARTS: Final = 40
+
+_BEFORE_UNIT: Final = re.compile(r"(?<=\d) (?=(?:[kM]?Wh?|%|s|min|h)(?!\w))")
 
 Tile = tuple[str, str, str]
 """What it is, the figure, and what belongs to it in small print."""
@@ -30,13 +33,13 @@ def page(report: WindowReport, *, made_unix_s: float | None = None) -> str:
         f"<h1>{text(title)}</h1>",
         f'<p class="when">{text(words.headline(window, report.until_unix_s))}<br/>{text(words.limit_line(window))}</p>',
         *(f'<p class="warn">{text(said)}</p>' for said in words.warnings(report)),
-        f'<p class="verdict">{text(words.verdict(report))}</p>',
+        f'<p class="verdict">{_unbroken(words.verdict(report))}</p>',
         _tiles(report),
         _site(report),
         _said(report),
         "<h2>Who gave what</h2>",
-        f'<p class="how">Means over {_counted(report)}. Draw and cap are of one GPU, '
-        "what a run gave is of all its GPUs; shares are of its own uncapped baseline.</p>",
+        f'<p class="how">Means over {_counted(report)}; a loss by the job\'s own counter is of the whole window. '
+        "Draw and cap are of one GPU, what a run gave is of all its GPUs; shares are of its own uncapped baseline.</p>",
         runs_table(report),
         _runs(report),
         "<h2>What happened</h2>",
@@ -52,6 +55,11 @@ def page(report: WindowReport, *, made_unix_s: float | None = None) -> str:
         + "\n".join(part for part in body if part)
         + "\n</main>\n</body>\n</html>\n"
     )
+
+
+def _unbroken(told: str) -> str:
+    """Text as markup in which no line ends between a figure and its unit."""
+    return _BEFORE_UNIT.sub("&#160;", text(told))
 
 
 def _counted(report: WindowReport) -> str:
@@ -86,7 +94,7 @@ def _tiles(report: WindowReport) -> str:
         ),
     ]
     cells = "".join(
-        f'<div class="tile"><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(small)}</small></dd></div>'
+        f'<div class="tile"><dt>{escape(name)}</dt><dd>{escape(value)}<small>{_unbroken(small)}</small></dd></div>'
         for name, value, small in tiles
     )
     return f'<dl class="tiles">{cells}</dl>'
@@ -112,10 +120,11 @@ def _site(report: WindowReport) -> str:
         keys.append(("hold", "most that the slow release lets through"))
     offset = words.local_offset(report.window.opened_unix_s)
     zone = "" if offset == "+00:00" else f" This host's own time is UTC{offset}."
+    axis = "" if begins_at_zero(report) else " The axis of power does not begin at zero."
     return (
         f"<h2>Draw against the limit</h2>{_key(keys)}"
         f"{site_chart(report, WIDE)}{site_chart(report, NARROW)}"
-        f'<p class="how">Time in UTC.{zone} The axis of power need not begin at zero. '
+        f'<p class="how">Time in UTC.{zone}{axis} '
         "A gap in the draw is a time in which it was not known. "
         f"Of every figure {format_power(report.window.beside_mw)} is declared beside the GPUs and not measured.</p>"
     )
@@ -137,7 +146,7 @@ def _said(report: WindowReport) -> str:
         lines.append(after)
     if report.window.closed_unix_s is not None:
         lines.append(words.ended_line(report.window))
-    return '<ul class="said">' + "".join(f"<li>{text(said)}</li>" for said in lines) + "</ul>"
+    return '<ul class="said">' + "".join(f"<li>{_unbroken(said)}</li>" for said in lines) + "</ul>"
 
 
 # ---------------------------------------------------------------------------------------------------- the runs

@@ -51,7 +51,7 @@ th { text-align: left; font-weight: 600; font-size: 13px; color: var(--soft); bo
   vertical-align: bottom; }
 th, td { padding: 5px 12px 5px 0; } td { border-bottom: 1px solid var(--rule); vertical-align: top; }
 .num { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-th.num { white-space: normal; } .rest td { font-style: italic; color: var(--soft); }
+th.num { white-space: normal; overflow-wrap: normal; } .rest td { font-style: italic; color: var(--soft); }
 .sub { display: block; font-size: 12px; line-height: 1.3; color: var(--soft); } .note { color: var(--limit); }
 .bar { display: block; height: 4px; margin: 2px 0 0 auto; background: var(--bar); }
 .events td:nth-child(2) { white-space: nowrap; } .events th.num, .events td.num { text-align: left; }

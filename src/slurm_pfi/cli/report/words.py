@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from ...controller.outcome import Given, WindowReport
-from ...store.rows import DRAW_BEFORE_S, WindowRow
+from ...store.rows import DRAW_BEFORE_S, EventRow, WindowRow
 from ...units import format_duration, format_power
 
 UNKNOWN: Final = "not known"
@@ -52,7 +52,7 @@ def span(start_s: float, end_s: float) -> str:
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    return UNKNOWN if share is None else f"{100 * share:.{digits}f} %"
+    return UNKNOWN if share is None else f"{round(100 * share, digits) + 0.0:.{digits}f} %"
 
 
 def power(power_mw: int | None) -> str:
@@ -91,7 +91,7 @@ def headline(window: WindowRow, until_s: float) -> str:
 
 def limit_line(window: WindowRow) -> str:
     return (
-        f"{window.class_} limit {', '.join(window.limit_ids)} of {format_power(window.limit_mw)}, "
+        f"opened by {window.class_} limit {', '.join(window.limit_ids)} of {format_power(window.limit_mw)}, "
         f"policy {window.policy}, mode {window.mode}"
     )
 
@@ -192,13 +192,21 @@ def left_out(report: WindowReport) -> str:
 
 
 def promises(report: WindowReport) -> str:
-    """Floors passed and runs that waited."""
+    """What was not held, floors passed, and runs that waited."""
     passed = [job_of(run.facts.run) for run in report.runs if run.floor_passed]
     waited = [job_of(run.facts.run) for run in report.runs if run.waited]
     parts = []
-    parts.append(f"Floors passed: {_some(passed)}." if passed else "No floor was passed.")
+    if any(
+        event.kind == "infeasible" and "cannot" in event.text
+        for event in report.events
+        if _inside(event, report)
+    ):
+        parts.append("For a time it could not be held, with every run as low as it might go.")
+    parts.append(f"Floors passed by an emergency: {_some(passed)}." if passed else "No floor was passed.")
     parts.append(
-        f"Waited for power: {_some(waited)}." if waited else "No run waited for power beyond its grace."
+        f"Waited for power longer than a start may take: {_some(waited)}."
+        if waited
+        else "No run waited for power longer than a start may take (times.start_grace_s)."
     )
     return " ".join(parts)
 
@@ -250,6 +258,10 @@ def note(run: Given) -> str:
     elif run.facts.baseline == "recalled":
         notes.append("baseline recalled")
     return ", ".join(notes)
+
+
+def _inside(event: EventRow, report: WindowReport) -> bool:
+    return report.window.opened_unix_s - 1 <= event.unix_s <= report.until_unix_s
 
 
 def _some(names: Iterable[str], most: int = 12) -> str:
