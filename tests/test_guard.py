@@ -360,3 +360,11 @@ def test_what_is_not_known_of_a_run_leaves_it_where_equal_puts_it_whatever_is_in
     curves = Steps(np.zeros((2, 2)), {}, known=np.zeros(2, dtype=bool))
     found = renewed(PAIR, curves, np.zeros(2), 0.4, fresh, in_force(np.array([0.3, 0.1]), 0.4))
     np.testing.assert_allclose(found.reduction, 0.2)
+
+
+def test_a_run_that_came_begins_where_equal_puts_it_and_moves_nobody_else_far() -> None:
+    three = Shares(np.ones(3), np.ones(3), np.zeros(3), np.full(3, 0.6))
+    curves = Steps(np.zeros((3, 3)), {}, known=np.ones(3, dtype=bool))
+    fresh = Certified(np.array([0.4, 0.0, 0.2]), 1.0, 0.1, 0.01)
+    found = renewed(three, curves, np.full(3, 0.5), 0.6, fresh, in_force(np.array([0.3, 0.1, np.nan]), 0.6))
+    np.testing.assert_allclose(found.reduction, [0.3, 0.1, 0.2])

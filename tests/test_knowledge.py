@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_pfi.allocation.guard import TRUST_FEW
+from slurm_pfi.allocation.guard import TRUST_FEW, InForce
 from slurm_pfi.allocation.policies import allocate
 from slurm_pfi.allocation.problem import Problem, RunDemand
 from slurm_pfi.allocation.solve import Shares, equal
-from slurm_pfi.controller.knowledge import KEPT_CUTS, Knowledge, learn_runs
+from slurm_pfi.controller.knowledge import KEPT_CUTS, HeldCut, Knowledge, learn_runs
 from slurm_pfi.controller.science import GRID_W, Science
 from slurm_pfi.elasticity.evidence import Measurement, RunEvidence
 from slurm_pfi.elasticity.library import Library
@@ -209,3 +209,13 @@ def test_lie_half_a_site_that_gains_under_caps_lowers_nobody_elses_floor() -> No
     mean, _ = knowledge.losses([(run(6), H200)], [0.1])
     before, _ = SCIENCE.ignorance.losses([(run(6), H200)], [0.1])
     assert mean[0] < before[0], "the shares go by what its like have shown"
+
+
+def test_the_cut_in_force_is_known_by_run_whoever_came_or_went() -> None:
+    cut = KNOWLEDGE.cut(ASKED[:3], site_shares(3), 200.0)
+    held = HeldCut(tuple(run(i) for i in range(3)), InForce(200.0, cut))
+    assert held.of(held.runs) is held.cut
+    other = held.of((run(7), run(2), run(0)))
+    assert np.isnan(other.cut.reduction[0])
+    assert other.cut.reduction[1:].tolist() == cut.reduction[[2, 0]].tolist()
+    assert np.isfinite(KNOWLEDGE.cut(ASKED[:3], site_shares(3), 200.0, other).reduction).all()

@@ -146,7 +146,10 @@ def guarded_beyond(shares: Shares, curves: Curves, deepest: FloatArray, need: fl
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InForce:
-    """A cut that is being applied: what it freed (``need``, as in ``solve.equal``) and what ``certify`` said of it."""
+    """A cut that is being applied: what it freed (``need``, as in ``solve.equal``) and what ``certify`` said of it.
+
+    The reduction of a run that was not in it is NaN: such a run begins where equal puts it.
+    """
 
     need: float
     cut: Certified
@@ -164,7 +167,8 @@ def renewed(
     if before.need <= 0 or abs(need - before.need) > SAME_NEED * before.need:
         return fresh
     even = equal(shares, need)
-    held = _fitted(trusted(shares, even, deepest, curves), before.cut.reduction, need)
+    was = np.where(np.isnan(before.cut.reduction), even, before.cut.reduction)
+    held = _fitted(trusted(shares, even, deepest, curves), was, need)
     gain, sd = curves.gain(even, held, shares.value)
     more, more_sd = curves.gain(held, fresh.reduction, shares.value)
     if gain < 0 or (more > SURE_SDS * more_sd and more >= LEAST_RENEWAL * float(shares.value.sum())):

@@ -38,6 +38,14 @@ class HeldCut:
     runs: tuple[Run, ...]
     cut: InForce
 
+    def of(self, runs: tuple[Run, ...]) -> InForce:
+        """The same for these runs: some have ended since, others have come."""
+        if runs == self.runs:
+            return self.cut
+        was = dict(zip(self.runs, self.cut.cut.reduction.tolist(), strict=True))
+        reduction = np.array([was.get(run, np.nan) for run in runs])
+        return InForce(self.cut.need, replace(self.cut.cut, reduction=reduction))
+
 
 @dataclass(frozen=True, eq=False)
 class Knowledge:

@@ -107,8 +107,8 @@ def share(
 ) -> Shares:
     """Admit whom the budget of this limit step bears, and share it. Parked GPUs count at their park cap.
 
-    ``marginal`` goes as far from the equal cut as what was learned certifies. ``before``: the cut that is in force; for
-    the same runs under the same limit it stays until another one is worth the move.
+    ``marginal`` goes as far from the equal cut as what was learned certifies. ``before``: the cut that is in force;
+    while the need is much the same it stays until another one is worth the move.
     """
     taken_mw = site.fixed_mw + site.constant_mw
     parked_mw = sum(gpu.park_mw for gpu in site.gpus.values() if gpu.commandable)
@@ -136,7 +136,7 @@ def share(
         nonlocal certified, in_force
         ordered = [asked[i] for i in place]
         runs = tuple(run for run, _ in ordered)
-        held = before.cut if before is not None and before.runs == runs else None
+        held = None if before is None else before.of(runs)
         first = certified is None
         certified = knowledge.cut(ordered, cuts, need_mw, held)
         # An emergency cuts once more, past the floors: nothing to hold on to.
