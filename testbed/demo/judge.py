@@ -35,7 +35,12 @@ def judge(story: Story) -> int:
 
     story.head("What was measured")
     story.console.print(acts_table(summary))
+    story.say("")
+    story.say(
+        "The independent checker, from traces and audit files alone; the numbers are those of its checks:"
+    )
     story.say(verdict.text())
+    story.say("")
     story.say(comparison(summary["kept"], summary["kept_equal"]))
     failed = _not_reached(summary)
     summary["reached"] = not failed

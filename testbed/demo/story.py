@@ -57,7 +57,8 @@ class Story(Stage):
             "stand-in libnvidia-ml.so.1."
         )
         self.say(
-            "Job models: arXiv 2609.11542, fitted (model, not measurement). Draws and tokens below are simulated."
+            "Job models: arXiv 2609.11542, fitted (model, not measurement), by its names: L70 is Llama-3.1-70B, Q32 "
+            "and Q30 Qwen3, oss gpt-oss-20b; PT pretraining, FT fine-tuning. Draws and tokens below are simulated."
         )
         times = ", ".join(f"{key} {value:g}" for key, value in self.settings["times"].items())
         self.say(f"Time constants are shortened ({SETTINGS.relative_to(REPO)}): {times}")
@@ -75,7 +76,7 @@ class Story(Stage):
         self._end()
 
     def _head_of_limit(self, kind: str, limit_mw: int, uncapped_mw: int, what: str) -> None:
-        self.head(f"An {kind} limit {1 - limit_mw / uncapped_mw:.1%} below that draw: {what}")
+        self.head(f"An {kind} limit {100 * (1 - limit_mw / uncapped_mw):.1f} % below that draw: {what}")
 
     def _before(self) -> int:
         early = [job for job in self.jobs if not job.late]
@@ -130,7 +131,7 @@ class Story(Stage):
         self.notes["tags"] = {job.job_id: self.tag_of(job) for job in self.jobs if self.run_of(job)}
         self.read_tokens()
         self.notes["tags_ns"] = time.monotonic_ns()
-        self.console.print(learned_table(self.jobs, self.notes["tags"]))
+        self.console.print(learned_table(self.jobs, self.notes["tags"], width=self.console.width))
 
     def _emergency(self, story: dict[str, float], limit_mw: int, uncapped_mw: int) -> None:
         self._head_of_limit("emergency", limit_mw, uncapped_mw, "floors may be passed")
@@ -139,7 +140,8 @@ class Story(Stage):
         act = self.act("emergency", span, limit_mw)
         passed = [job_id for job_id, run in act.runs.items() if run.get("floor_passed")]
         self.say(
-            f"Floors passed by order of the emergency: {len(passed)}, of jobs {', '.join(map(str, passed))}"
+            f"Below their floor at this moment, by order of the emergency: {len(passed)} jobs "
+            f"({', '.join(map(str, passed))}). A floor moves with what is learned of its job."
         )
         self.notes["floors_passed"] = passed
 

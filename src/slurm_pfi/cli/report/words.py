@@ -201,7 +201,7 @@ def promises(report: WindowReport) -> str:
         for event in report.events
         if _inside(event, report)
     ):
-        parts.append("For a time it could not be held, with every run as low as it might go.")
+        parts.append("For a time the limit could not be held, with every run as low as it might go.")
     parts.append(f"Floors passed by an emergency: {_some(passed)}." if passed else "No floor was passed.")
     parts.append(
         f"Waited for power longer than a start may take: {_some(waited)}."
