@@ -66,6 +66,7 @@ class World:
         self.instant = instant
         self.journal: dict[GpuId, JournalEntry | str] = {}
         self.journal_fails = False
+        self.unwritten: dict[GpuId, JournalEntry] = {}  # what this agent knows and the disk would not take
         self.plan_file: HeldPlan | None = None
         self.jobs: dict[str, JobFile] = {}
         self.driver_start = "d1"
@@ -93,6 +94,7 @@ class World:
         self.exited = self.fresh_plan = False
         self.restore_at_ns = None
         self.open_questions.clear()
+        self.unwritten.clear()
         self.state = initial_state(settings(f"agent-{self.agents}", self.on_orphan), self.now_ns)
         self.event(m.PlanRead(held=self.plan_file))
         self.read_jobs()
@@ -115,13 +117,15 @@ class World:
                     self.audit.append((action.event, action.fields))
                     self.fresh_plan = self.fresh_plan or action.event == "plan_accepted"
                 case m.WriteJournal():
+                    self.check_entry(action.entry)
                     if self.journal_fails:
                         unjournaled.add(action.entry.uuid)
+                        self.unwritten[action.entry.uuid] = action.entry
                         continue
-                    self.check_entry(action.entry)
+                    self.unwritten.pop(action.entry.uuid, None)
                     self.journal[action.entry.uuid] = action.entry
                 case m.SetLimit() if action.uuid in unjournaled:
-                    follow.append(m.SetFailed(uuid=action.uuid, error="journal"))
+                    follow.append(m.SetFailed(uuid=action.uuid, error="journal", not_tried=True))
                 case m.SetLimit():
                     self.check_set(action, actions[:place])
                     self.ask(action, follow)
@@ -203,6 +207,8 @@ class World:
         uuid, cap_mw = action.uuid, action.cap_mw
         entry = self.journal[uuid]
         assert isinstance(entry, JournalEntry), "set without a readable journal entry"
+        # A cap waits for the disk, a restore does not: it may lead to a prior limit that is not written down yet.
+        entry = self.unwritten.get(uuid, entry)
         assert cap_mw <= entry.prior_mw, "set above the prior limit"
         said = [a.fields for a in before if isinstance(a, m.Audit) and a.event == "set"]
         assert any(f["uuid"] == uuid and f["cap_mw"] == cap_mw for f in said), "set without its audit record"

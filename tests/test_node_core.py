@@ -520,6 +520,78 @@ def test_a_set_whose_answer_was_lost_counts_at_the_most_it_can_be() -> None:
     assert world.reports[-1].gpus[0].requested_mw == 300_000
 
 
+def test_of_two_sets_whose_answers_were_lost_the_higher_counts() -> None:
+    world = World(1).start()
+    run = world.begin_job(1, 0)
+    world.window(200_000, {run: 300_000})
+    world.advance(S)
+    world.devices.fail("set", DeadlineError("no answer", uuid="GPU-0"), times=2)
+    world.window(200_000, {run: 600_000})
+    world.advance(20 * MS)
+    world.window(200_000, {run: 250_000})
+    world.advance(S)
+    assert world.devices.sets[-2:] == [("GPU-0", 600_000), ("GPU-0", 250_000)]
+    assert world.reports[-1].gpus[0].ceiling_mw == 600_000
+
+
+def test_a_restore_whose_answer_was_lost_is_not_taken_for_somebody_elses_write() -> None:
+    world = World(1).start()
+    world.window(200_000)
+    world.advance(S)
+    world.devices.fail_set_quietly("GPU-0", "applied_then_deadline")
+    world.send(world.make_plan(window_step(None), window_step(300_000, None, 3.0)))
+    world.advance(2 * S)
+    assert world.requested() == [700_000] and world.said("set_failed")
+    world.advance(4 * S)
+    assert world.requested() == [300_000], (
+        "the next window's limit does not wait for somebody else to give way"
+    )
+    assert world.said("conflict") == []
+    world.devices.clear_faults()
+    world.advance(6 * S)
+    world.devices.write_foreign("GPU-0", 680_000)
+    world.advance(2 * S)
+    assert world.said("conflict") == [{"uuid": "GPU-0", "ours_mw": 300_000, "found_mw": 680_000}]
+
+
+def test_a_set_that_the_journal_kept_back_leaves_the_gpu_at_rest() -> None:
+    """Nothing of ours stands there: what somebody writes is the limit before us, not a conflict with a cap of ours."""
+    world = World(1).start()
+    world.journal_fails = True
+    world.window(200_000)
+    gpu = world.state.gpus["GPU-0"]
+    assert (gpu.current_mw, gpu.issued_mw, gpu.confirmed) == (None, (), False)
+    world.devices.write_foreign("GPU-0", 650_000)
+    world.advance(6 * S)
+    assert world.devices.sets == []
+    world.journal_fails = False
+    world.advance(6 * S)
+    assert world.requested() == [200_000] and world.said("conflict") == []
+    entry_now = world.journal["GPU-0"]
+    assert isinstance(entry_now, JournalEntry) and entry_now.prior_mw == 650_000
+    world.send(world.make_plan(window_step(None)))
+    world.advance(S)
+    assert world.requested() == [650_000]
+
+
+def test_a_new_order_that_the_journal_kept_back_leaves_the_old_one_standing() -> None:
+    world = World(1).start()
+    run = world.begin_job(1, 0)
+    world.window(200_000, {run: 400_000})
+    world.advance(S)
+    world.journal_fails = True
+    world.window(200_000, {run: 300_000})
+    gpu = world.state.gpus["GPU-0"]
+    assert (gpu.current_mw, gpu.issued_mw, gpu.confirmed) == (400_000, (400_000,), True)
+    world.devices.write_foreign("GPU-0", 500_000)
+    world.advance(6 * S)
+    said = world.said("conflict")
+    assert said == [{"uuid": "GPU-0", "ours_mw": 400_000, "found_mw": 500_000}]
+    world.journal_fails = False
+    world.advance(6 * S)
+    assert world.requested() == [300_000]
+
+
 def test_success_without_effect_is_not_believed() -> None:
     world = World(1).start()
     world.devices.fail_set_quietly("GPU-0", "ignored")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -251,7 +251,13 @@ class NodeMachine(RuleBasedStateMachine):
             assert gpu.enforced_mw in {self.priors[uuid], *self.foreign.get(uuid, ())}
 
 
+# A failure is shown as found. To shrink a history this long takes minutes: add Phase.shrink for that.
 NodeMachine.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    report_multiple_bugs=False,
 )
 TestNodeMachine = NodeMachine.TestCase

@@ -96,6 +96,9 @@ def _take_in(turn: Turn, event: Event) -> None:  # noqa: PLR0912 - one case for 
             intake.sampled(turn, event)
         case SetDone():
             intake.set_done(turn, event)
+        case SetFailed() if event.not_tried:
+            if event.uuid in turn.state.gpus:
+                turn.set_not_tried(event.uuid, event.error)
         case SetFailed():
             if event.uuid in turn.state.gpus:
                 turn.set_failed(event.uuid, event.error, in_doubt=event.in_doubt, lasting=event.lasting)

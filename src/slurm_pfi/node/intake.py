@@ -310,7 +310,7 @@ def _replaced(turn: Turn, gpu: Gpu, pending: Pending, found_mw: int) -> None:
     known = (gpu.requested_mw, gpu.doubt_mw, *gpu.issued_mw)
     if any(near(found_mw, value_mw) for value_mw in known if value_mw is not None):
         return
-    if pending.rested:
+    if pending.ours.current_mw is None:
         turn.record_prior(gpu, found_mw, "read", pending.run)
     else:
         turn.conflict(gpu, found_mw)

@@ -120,6 +120,8 @@ def _lower(gpu: Gpu, want: Wanted, now_ns: int) -> Decision:
     ask = Set(cap_mw=want.cap_mw, reason=want.reason, run=want.run, raises=False, restores=False)
     if gpu.current_mw is None or near(gpu.requested_mw, gpu.current_mw):
         return ask
+    if gpu.doubt_mw is not None and near(gpu.requested_mw, gpu.doubt_mw):
+        return ask  # a restore whose answer was lost: nobody else wrote
     if not gpu.confirmed or want.cap_mw < gpu.current_mw - TOLERANCE_MW:
         # Neither a set that is still to be made nor a new, lower order waits because somebody else wrote in between.
         return replace(ask, conflict_mw=_unsaid(gpu))

@@ -83,11 +83,16 @@ class SetDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetFailed:
-    """It did not. ``in_doubt``: it may or may not have been done. ``lasting``: soon trying again is no use."""
+    """It did not.
+
+    ``in_doubt``: it may or may not have been done. ``not_tried``: the device was not even asked, for want of a journal
+    entry. ``lasting``: soon trying again is no use.
+    """
 
     uuid: GpuId
     error: str
     in_doubt: bool = False
+    not_tried: bool = False
     lasting: bool = False
 
 

@@ -183,7 +183,7 @@ class Runtime:
     def _set_limit(self, action: SetLimit) -> None:
         fault = self._not_journaled.get(action.uuid)
         if fault is not None:
-            self._events.append(SetFailed(uuid=action.uuid, error=f"not tried: {fault}"))
+            self._events.append(SetFailed(uuid=action.uuid, error=f"not tried: {fault}", not_tried=True))
             return
         lost = SetFailed(uuid=action.uuid, error="internal error, see the log", in_doubt=True)
         self._start(self._answer(self._hardware.set_limit(action.uuid, action.cap_mw), lost))

@@ -43,11 +43,19 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
-    """A set under way. ``before_mw`` is the limit that it replaces.
+class Ours:
+    """What of ours was on a GPU before a set: the fields of ``Gpu`` that the set has changed ahead of its answer."""
 
-    ``rested``: no limit of ours stood there before. ``settling``: the device took the value; the enforced limit, or the
-    draw under it, is still awaited.
+    current_mw: int | None = None
+    issued_mw: tuple[int, ...] = ()
+    confirmed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """A set under way. ``before_mw`` is the limit that it replaces, ``ours`` what comes back if it is never made.
+
+    ``settling``: the device took the value; the enforced limit, or the draw under it, is still awaited.
     """
 
     cap_mw: int
@@ -57,7 +65,7 @@ class Pending:
     raises: bool
     restores: bool
     before_mw: int | None = None
-    rested: bool = False
+    ours: Ours = Ours()
     settling: bool = False
 
 

@@ -10,7 +10,7 @@ from ..model import GpuId
 from .limits import Set
 from .messages import Action, Audit, SendReport, SetLimit, WriteJournal
 from .report import build_report
-from .state import Gpu, Pending, State, near
+from .state import Gpu, Ours, Pending, State, near
 
 MAX_BACK_OFF_NS = 5_000_000_000
 LASTING_BACK_OFF_NS = 30_000_000_000
@@ -128,7 +128,7 @@ class Turn:
                 raises=ask.raises,
                 restores=ask.restores,
                 before_mw=before_mw,
-                rested=gpu.current_mw is None,
+                ours=Ours(current_mw=gpu.current_mw, issued_mw=gpu.issued_mw, confirmed=gpu.confirmed),
             ),
         )
         self.audit(
@@ -161,11 +161,22 @@ class Turn:
         self.change_gpu(gpu.uuid, foreign_mw=found_mw)
         self.report_soon()
 
+    def set_not_tried(self, uuid: GpuId, error: str) -> None:
+        """The journal could not be written, so the device was not asked: what was ours before is so now."""
+        pending = self.state.gpus[uuid].pending
+        if pending is None:
+            return
+        ours = pending.ours
+        self.change_gpu(uuid, current_mw=ours.current_mw, issued_mw=ours.issued_mw, confirmed=ours.confirmed)
+        self.set_failed(uuid, error, in_doubt=False, lasting=False)
+
     def set_failed(self, uuid: GpuId, error: str, *, in_doubt: bool, lasting: bool) -> None:
         """A set or restore that did not succeed: tried again later, without holding up any other GPU."""
         gpu = self.state.gpus[uuid]
         if gpu.pending is None:
             return
+        # Of several answers that were lost, the highest value counts; only that of a restore is no cap of ours.
+        doubts = [mw for mw in (gpu.pending.cap_mw if in_doubt else None, gpu.doubt_mw) if mw is not None]
         failures = gpu.failures + 1
         back_off_ns = min(MAX_BACK_OFF_NS, 500_000_000 * 2 ** min(failures - 1, 10))
         if lasting or failures > 8:
@@ -177,7 +188,8 @@ class Turn:
             failures=failures,
             retry_at_ns=self.now_ns + back_off_ns,
             touched_ns=self.now_ns,
-            doubt_mw=gpu.pending.cap_mw if in_doubt else gpu.doubt_mw,
+            doubt_mw=max(doubts, default=None),
+            confirmed=gpu.confirmed and not in_doubt,
             # A single failure that is tried again in a moment is no reason to give the GPU up.
             set_fault=f"cannot be set: {error}" if lasting or failures > 1 else gpu.set_fault,
         )
