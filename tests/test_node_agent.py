@@ -207,6 +207,10 @@ class Controller:
         return await self.until(lambda report: ceilings(report) == list(wanted_mw), f"ceilings {wanted_mw}")
 
 
+def priors(report: Report) -> set[int | None]:
+    return {gpu.prior_mw for gpu in report.gpus}
+
+
 def ceilings(report: Report) -> list[int | None]:
     return [gpu.ceiling_mw for gpu in sorted(report.gpus, key=lambda gpu: gpu.position or 0)]
 
@@ -347,6 +351,28 @@ def test_release_without_an_agent_restores_from_the_journal(site: Site) -> None:
     wait_for(lambda: site.limits() == [700_000, 700_000, 700_000, 333_000], "the restore")
     assert site.audit("conflict")[-1]["found_mw"] == 333_000
     assert site.ask("release").returncode == 0, "nothing is left to do, which is no failure"
+
+
+def test_while_the_journal_cannot_be_written_the_gpus_rest_and_follow_their_owner(site: Site) -> None:
+    async def story() -> None:
+        async with Controller(site) as controller:
+            site.start()
+            await controller.until(lambda report: priors(report) == set(ALL), "prior limits recorded")
+            site.paths.journal.chmod(0o777)
+            await controller.plan(window_step(200_000))
+            await controller.until(lambda report: any("journal" in fault for fault in report.faults), "said")
+            with gpus.Node(site.sim) as node:
+                node.poke("requested_mw", 650_000, gpu=site.devices[3].uuid)
+            await controller.until(lambda report: 650_000 in priors(report), "the owner's limit seen")
+            assert site.audit("readback") == [], "nothing was set"
+            site.paths.journal.chmod(0o700)
+            await controller.ceilings(*[200_000] * 4)
+            await controller.plan(window_step(None))
+            await controller.ceilings(*ALL[:3], 650_000)
+
+    asyncio.run(story())
+    assert all("not tried" in said["error"] for said in site.audit("set_failed"))
+    assert site.audit("conflict") == []
 
 
 def test_garbage_on_the_progress_socket_and_in_the_job_folder_is_dropped(site: Site) -> None:
