@@ -171,6 +171,14 @@ MUTANTS: Final = (
         tests=NODE,
     ),
     Mutant(
+        name="a-set-that-was-never-made-counts-as-ours",
+        invariant="4",
+        file="node/core.py",
+        old="        case SetFailed() if event.not_tried:",
+        new="        case SetFailed() if not event.error:",
+        tests=("tests/test_node_core.py",),
+    ),
+    Mutant(
         name="a-late-node-of-a-run-is-raised-with-the-others",
         invariant="1",
         file="allocation/transition.py",
