@@ -293,9 +293,12 @@ class Site(Daemons):
 
     # ------------------------------------------------------------------------------------------ use
 
-    def cli(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run ``slurm-pfi`` as an admin."""
-        return self._slurm_pfi(list(arguments), check=check)
+    def cli(
+        self, *arguments: str, check: bool = True, columns: int | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``slurm-pfi`` as an admin, on a terminal of so many columns."""
+        environment = {} if columns is None else {"COLUMNS": str(columns)}
+        return self._slurm_pfi(list(arguments), check=check, environment=environment)
 
     def node_cli(self, node: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run ``slurm-pfi node`` on a node, as its admin."""

@@ -227,7 +227,7 @@ class Stage:
     def cli(self, *arguments: str) -> str:
         """Run a command of ours and show what it says."""
         self.say(f"$ slurm-pfi {' '.join(arguments)}")
-        done = self.site.cli(*arguments)
+        done = self.site.cli(*arguments, columns=self.console.width)
         self.say(done.stdout.rstrip())
         return done.stdout
 
