@@ -105,6 +105,13 @@ class Screen:
             click.echo(click.style(line, **{style: True}) if style else line)
 
 
+def tell(message: str) -> None:
+    """What a daemon said, its lines broken where the terminal ends."""
+    out = Screen()
+    for line in message.splitlines():
+        out.print(line)
+
+
 def console() -> Console:
     """Standard output as rich writes it; as wide as `Screen`."""
     from rich.console import Console

@@ -11,7 +11,7 @@ import click
 from ..bus.asking import WRONG_USE
 from ..units import UnitError, format_duration, format_power, parse_duration_s, parse_power_mw
 from .clock import local_text, parse_start_s, parse_time_s
-from .common import ask_controller, console, fail, print_json
+from .common import ask_controller, console, fail, print_json, tell
 from .tables import Column, show_table
 
 _LONGEST_S: Final = 10 * 366 * 86400.0
@@ -145,8 +145,8 @@ def set_(
     if as_json:
         print_json(reply.data)
         return
-    click.echo(reply.message)
-    click.echo(_when(None if start is None else start_s, end_s, now_s))
+    tell(reply.message)
+    tell(_when(None if start is None else start_s, end_s, now_s))
 
 
 def _span(
@@ -193,9 +193,9 @@ def _ahead(at_s: float, now_s: float) -> str:
 @click.option("--json", "as_json", is_flag=True, help="machine-readable output")
 @click.pass_context
 def clear(context: click.Context, limit_id: str, everything: bool, as_json: bool) -> None:
-    """End the limit LIMIT_ID now."""
+    """End the limit LIMIT_ID now; without a name the one that is called manual."""
     reply = ask_controller(context, "limit_clear", {"id": None if everything else limit_id})
     if as_json:
         print_json(reply.data)
     else:
-        click.echo(reply.message)
+        tell(reply.message)
