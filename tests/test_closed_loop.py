@@ -61,9 +61,9 @@ def test_an_economic_limit_that_the_floors_do_not_allow_is_infeasible_and_says_h
     assert min(world.cap_of(runs[1])) > 650 * W
     world.set_limit(9_000 * W)
     world.run(3)
-    told = [(event, fields) for _, _, event, fields in world.audit if event in ("infeasible", "feasible")]
-    assert told[-1] == ("feasible", {})
-    assert all(fields["shortfall_mw"] > 0 for event, fields in told if event == "infeasible")
+    said = [(event, fields) for _, _, event, fields in world.audit if event in ("infeasible", "feasible")]
+    assert said[-1] == ("feasible", {})
+    assert all(fields["shortfall_mw"] > 0 for event, fields in said if event == "infeasible")
 
 
 def test_an_emergency_passes_floors_and_names_them() -> None:

@@ -316,7 +316,7 @@ class Steps(Told):
         return self.held if np.ptp(before) < 1e-9 else self.more
 
 
-def renew(need: float = 0.4, shares: Shares = PAIR, **told: tuple[float, float]) -> tuple[Certified, bool]:
+def renew(need: float = 0.4, shares: Shares = PAIR, **told: Any) -> tuple[Certified, bool]:
     """The cut in force, 0.3 and 0.1, before a fresh one of 0.4 and 0; and whether the fresh one was taken."""
     fresh = Certified(np.array([0.4, 0.0]), 1.0, 0.1, 0.01)
     before = in_force(np.array([0.3, 0.1]), 0.4)

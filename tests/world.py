@@ -20,6 +20,7 @@ from slurm_pfi.controller import state as cs
 from slurm_pfi.controller.core import Core
 from slurm_pfi.controller.knowledge import learn_runs
 from slurm_pfi.controller.nodes import declared_nodes
+from slurm_pfi.controller.record import Record
 from slurm_pfi.controller.science import Science
 from slurm_pfi.elasticity.library import Library
 from slurm_pfi.gpu.device import DeviceInfo, DeviceLimits, DeviceSample
@@ -148,6 +149,8 @@ class World:
         self.training: dict[Run, Trainee] = {}
         self.tags: dict[Run, list[tuple[int, Tag]]] = {}
         """Every tag that was ordered, with its instant."""
+        self.kept: dict[Run, Record] = {}
+        """What the history has kept of runs' records, for a controller that starts anew."""
         self.nodes: dict[str, SimNode] = {}
         for number in range(1, nodes + 1):
             name = f"n{number}"
@@ -244,7 +247,10 @@ class World:
             case cs.ReadJob(run=run):
                 job = self.slurm.get(run)
                 unavailable = "" if self.slurm_up else "slurmctld is down"
-                self.after(0.02, later(cs.JobRead(run=run, job=job, unavailable=unavailable)))
+                self.after(
+                    0.02,
+                    later(cs.JobRead(run=run, job=job, unavailable=unavailable, kept=self.kept.get(run))),
+                )
             case cs.ReadAllJobs():
                 jobs = tuple(self.slurm.values()) if self.slurm_up else None
                 self.after(0.05, later(cs.AllJobsRead(jobs=jobs)))

@@ -16,6 +16,7 @@ from .learning import curves_learned, due_learning
 from .ledger import NS_PER_S, still_outstanding
 from .measured import observe
 from .planning import plan_cycle
+from .remembered import with_kept
 from .runs import (
     contradiction,
     doubt,
@@ -247,6 +248,7 @@ class Core:
             actions.append(Audit(event="ended", fields=_ended(view, reason)))
         else:
             view, actions = self._identified(state, view, event.job, now_ns)
+            view = with_kept(view, event.kept)
             view = with_recalled(msgspec.structs.replace(view, kins=event.kins), state.nodes)
         return msgspec.structs.replace(state, runs={**state.runs, event.run: view}), actions
 

@@ -17,6 +17,7 @@ from ..model import Run
 from ..store.rows import DRAW_BEFORE_S, EndedRun, EventRow, Row, SiteSample, WindowRow
 from .kinship import kin_of
 from .ledger import NS_PER_S
+from .remembered import kept_records
 from .site_rows import (
     Work,
     audit_event,
@@ -79,10 +80,14 @@ class Sink(Protocol):
 
 
 class Recorder:
-    """Looks at the state after each cycle and hands over what is new. No clock of its own."""
+    """Looks at the state after each cycle and hands over what is new. No clock of its own.
 
-    def __init__(self, history: Sink, summary: Summary = plain_summary) -> None:
+    ``boot_id``: of this host, whose clock the runs' records are in; without one none is kept.
+    """
+
+    def __init__(self, history: Sink, summary: Summary = plain_summary, boot_id: str = "") -> None:
         self._history = history
+        self._boot_id = boot_id
         self._summary = summary
         self._open: WindowRow | None = None
         self._limit: tuple[int, tuple[str, ...]] | None = None
@@ -228,7 +233,15 @@ class Recorder:
             # Remembered before they end too: a controller that starts anew knows no run, but its kin.
             kin = kin_of(view, state.nodes, now_ns, now_unix_s)
             rows += [] if kin is None else [kin]
+            rows += kept_records((view,), self._boot_id, now_unix_s)
         return rows
+
+    def leave(self, state: State, now_unix_s: float) -> None:
+        """For a successor: what was measured of every run until now. Raises nothing."""
+        try:
+            self._history.add(kept_records(state.runs.values(), self._boot_id, now_unix_s))
+        except Exception as error:
+            self._fault("what was measured of the runs", error)
 
     def _ended(self, state: State, config: Config, now_ns: int, now_unix_s: float) -> list[Row]:
         """Runs that were there at the last cycle and are not now."""

@@ -1,16 +1,21 @@
-"""The draw before a window, kept for a controller that restarts inside it or in the rebound after it."""
+"""What a controller leaves for one that starts after it in the same boot: the draw before a window, runs' records."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 import structlog
 
 from ..store.draws import DrawBefore, DrawStore
+from ..store.rows import KeptRecord, Row
 from ..store.sealed import UnreadableError
 from .ledger import NS_PER_S
-from .state import State
+from .record import Record
+from .state import RunView, State
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 log = structlog.get_logger("controller")
 
@@ -50,3 +55,45 @@ class RememberedDraws:
             self._store.save(DrawBefore(by_node=state.draw_before, held_until_unix_s=until_unix_s))
         except OSError as error:
             log.warning(f"{self._path} is not written, and forgotten when the controller restarts: {error}")
+
+
+# -------------------------------------------------------------------------------------------------- runs' records
+
+
+def host_boot_id() -> str:
+    """Which boot of this host it is: only in the same one do times of the monotonic clock mean the same. Else empty."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def kept_records(views: Iterable[RunView], boot_id: str, now_unix_s: float) -> list[Row]:
+    """What was measured of these runs, for the history; nothing where the boot is not known."""
+    return [
+        KeptRecord(
+            run=str(view.run),
+            boot_id=boot_id,
+            unix_s=now_unix_s,
+            value=msgspec.json.encode(view.record),
+        )
+        for view in views
+        if boot_id and view.phase in ("admitted", "waiting") and view.record.last_ns is not None
+    ]
+
+
+def read_record(value: bytes | None) -> Record | None:
+    """A record as it was kept; None for none, and for one that another version of this program wrote."""
+    if value is None:
+        return None
+    try:
+        return msgspec.json.decode(value, type=Record)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def with_kept(view: RunView, kept: Record | None) -> RunView:
+    """A run that an earlier controller measured goes on from there; time that nobody saw is a gap in its record."""
+    if kept is None or kept.last_ns is None or kept.last_ns >= view.first_seen_ns:
+        return view
+    return msgspec.structs.replace(view, record=kept)

@@ -35,7 +35,7 @@ from .knowledge import Knowledge, learn_runs
 from .nodes import ConfigNodesError, cannot_leave, declared_nodes, with_nodes
 from .orders import Orders
 from .recorder import Recorder
-from .remembered import RememberedDraws
+from .remembered import RememberedDraws, host_boot_id, read_record
 from .science import Science, site_library
 from .slurm_worker import SlurmWorker
 from .state import (
@@ -86,7 +86,8 @@ class Controller:
             most_bytes=round(config.controller.history_max_mb * 2**20),
             on_fault=log.error,
         )
-        self.recorder = Recorder(self.history, summary_with(self.core.science))
+        self._boot_id = host_boot_id()
+        self.recorder = Recorder(self.history, summary_with(self.core.science), self._boot_id)
         self._slurm = SlurmWorker(
             SlurmCommands(config.slurm, timeout_s=config.times.slurm_timeout_s), config, self._on_slurm
         )
@@ -143,6 +144,7 @@ class Controller:
     async def _close(self) -> None:
         await self._control.close()
         await self._bus.close()
+        self.recorder.leave(self.state, time.time())
         self.history.close()
         self.audit.close()
 
@@ -274,12 +276,13 @@ class Controller:
         self.take(ReportCame(report=report, priors=priors))
 
     def _on_slurm(self, event: Event) -> None:
-        """Slurm's answers; one on a job comes with what the history remembers of its kind."""
-        if isinstance(event, JobRead) and event.job is not None and kin_name(event.job):
+        """Slurm's answers; one on a job comes with what the history remembers of it and of its kind."""
+        if isinstance(event, JobRead) and event.job is not None:
             job = event.job
             with contextlib.suppress(HistoryError):  # it says itself what is wrong with it
-                kins = self.history.recall(job.user_id, job.account, job.name)
-                event = msgspec.structs.replace(event, kins=tuple(kins))
+                kept = read_record(self.history.kept_record(str(event.run), self._boot_id))
+                kins = self.history.recall(job.user_id, job.account, job.name) if kin_name(job) else ()
+                event = msgspec.structs.replace(event, kins=tuple(kins), kept=kept)
         self.take(event)
 
     # ------------------------------------------------------------------------------------------- actions

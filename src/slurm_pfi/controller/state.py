@@ -205,13 +205,15 @@ class NodeLost(Frozen, frozen=True, kw_only=True):
 class JobRead(Frozen, frozen=True, kw_only=True):
     """Slurm's answer about one run: its job, None if Slurm says it is not there, or why there is no answer.
 
-    ``kins``: what the history remembers of earlier runs of that user, account and job name.
+    ``kins``: what the history remembers of earlier runs of that user, account and job name; ``kept``: what an earlier
+    controller measured of this very run.
     """
 
     run: Run
     job: JobInfo | None
     unavailable: str = ""
     kins: tuple[Kin, ...] = ()
+    kept: Record | None = None
 
 
 class AllJobsRead(Frozen, frozen=True, kw_only=True):

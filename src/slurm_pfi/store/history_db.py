@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from .rows import EndedRun, EventRow, Kin, Row, RunFacts, RunSample, SiteSample, WindowRow
+from .rows import EndedRun, EventRow, KeptRecord, Kin, Row, RunFacts, RunSample, SiteSample, WindowRow
 
 VERSION: Final = 1
 BUSY_S: Final = 5.0
@@ -39,9 +39,11 @@ CREATE TABLE kin (uid INTEGER NOT NULL, account TEXT NOT NULL, name TEXT NOT NUL
     gpus INTEGER NOT NULL, t REAL NOT NULL, value BLOB NOT NULL,
     PRIMARY KEY (uid, account, name, gpu_model, gpus)) WITHOUT ROWID;
 CREATE INDEX kin_t ON kin (t);
+CREATE TABLE kept_record (run TEXT PRIMARY KEY, boot TEXT NOT NULL, t REAL NOT NULL, value BLOB NOT NULL);
+CREATE INDEX kept_record_t ON kept_record (t);
 """
 
-_PRUNED: Final = ("site_sample", "run_sample", "event", "ended_run")
+_PRUNED: Final = ("site_sample", "run_sample", "event", "ended_run", "kept_record")
 
 
 class DamagedError(Exception):
@@ -139,6 +141,7 @@ _INSERTS: Final[dict[type[Row], str]] = {
     EventRow: "INSERT INTO event VALUES (?, ?, ?, ?)",
     EndedRun: "INSERT OR REPLACE INTO ended_run VALUES (?, ?, ?, ?, ?, ?)",
     Kin: "INSERT OR REPLACE INTO kin VALUES (?, ?, ?, ?, ?, ?, ?)",
+    KeptRecord: "INSERT OR REPLACE INTO kept_record VALUES (?, ?, ?, ?)",
 }
 
 
@@ -158,6 +161,8 @@ def _values(row: Row) -> tuple[Any, ...]:
             return row.run, row.job_id, row.spec, row.uid, row.ended_unix_s, _encode(row)
         case Kin(key=key):
             return key.uid, key.account, key.name, key.gpu_model, key.gpus, row.unix_s, _encode(row)
+        case KeptRecord():
+            return row.run, row.boot_id, row.unix_s, row.value
 
 
 def prune(connection: sqlite3.Connection, before_unix_s: float, most: int) -> bool:
@@ -170,6 +175,7 @@ def prune(connection: sqlite3.Connection, before_unix_s: float, most: int) -> bo
         )
         left = left or done.rowcount >= most
     connection.execute("DELETE FROM kin WHERE t < ?", (before_unix_s,))
+    connection.execute("DELETE FROM kept_record WHERE run IN (SELECT run FROM ended_run)")
     connection.execute(
         "DELETE FROM kin WHERE t < (SELECT t FROM kin ORDER BY t DESC LIMIT 1 OFFSET ?)", (MOST_KIN,)
     )
@@ -314,6 +320,14 @@ def ended_since(connection: sqlite3.Connection, since_s: float, uid: int | None,
         (since_s, uid, uid, most),
     ).fetchall()
     return [msgspec.json.decode(value, type=EndedRun) for (value,) in reversed(found)]
+
+
+def kept_record(connection: sqlite3.Connection, run: str, boot_id: str) -> bytes | None:
+    """What an earlier controller of this boot measured of a run; None if it left nothing."""
+    found = connection.execute(
+        "SELECT value FROM kept_record WHERE run = ? AND boot = ?", (run, boot_id)
+    ).fetchone()
+    return None if found is None else bytes(found[0])
 
 
 def recall(connection: sqlite3.Connection, uid: int, account: str, name: str) -> list[Kin]:

@@ -142,4 +142,13 @@ class Kin(Frozen, frozen=True, kw_only=True):
     unix_s: float
 
 
-Row: TypeAlias = WindowRow | SiteSample | RunSample | RunFacts | EventRow | EndedRun | Kin
+class KeptRecord(Frozen, frozen=True, kw_only=True):
+    """What was measured of a run so far, as the controller encodes it, for its successor in the same boot."""
+
+    run: str
+    boot_id: str
+    unix_s: float
+    value: bytes
+
+
+Row: TypeAlias = WindowRow | SiteSample | RunSample | RunFacts | EventRow | EndedRun | Kin | KeptRecord
