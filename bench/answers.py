@@ -161,7 +161,10 @@ def measure(socket: Path, command: str, args: dict[str, Any], line: list[str]) -
             stdout=subprocess.DEVNULL,
             check=False,
         )
-        if done.returncode not in (0, NO):  # that a limit cannot be held is an answer, and the longest to work out
+        if done.returncode not in (
+            0,
+            NO,
+        ):  # that a limit cannot be held is an answer, and the longest to work out
             raise RuntimeError(f"slurm-pfi {' '.join(line)}: exit {done.returncode}")
         commands.append(time.perf_counter() - began_s)
         cpus.append(_children_cpu_s() - began_cpu_s)

@@ -296,7 +296,9 @@ class _WorstCase:
             runs = self.runs.runs_at(name, uuid, time_ns)
             # No node sets a cap above the GPU's prior limit, whatever a plan says.
             values = [
-                min(value, prior_mw) for step in steps for value in step.values(runs, prior_mw, ended_too=True)
+                min(value, prior_mw)
+                for step in steps
+                for value in step.values(runs, prior_mw, ended_too=True)
             ]
             total += max([known.most_mw(node.gpu_max_mw, since_ns), *values])
         return total
