@@ -228,7 +228,7 @@ class Stage:
         """Run a command of ours and show what it says."""
         self.say(f"$ slurm-pfi {' '.join(arguments)}")
         done = self.site.cli(*arguments, columns=self.console.width)
-        self.say(done.stdout.rstrip())
+        self.say(done.stdout.rstrip(), as_it_is=True)
         return done.stdout
 
     def read(self, name: str) -> Any:
@@ -237,8 +237,9 @@ class Stage:
     def write(self, name: str, content: object) -> None:
         (self.out / name).write_text(json.dumps(content, indent=1) + "\n")
 
-    def say(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)
+    def say(self, text: str, *, as_it_is: bool = False) -> None:
+        """Lines break between words; ``as_it_is`` leaves them to who wrote them for this width."""
+        self.console.print(text, markup=False, soft_wrap=as_it_is)
 
     def head(self, text: str) -> None:
         self.console.print()

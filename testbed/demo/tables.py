@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from rich.table import Table
 
@@ -92,15 +92,20 @@ class Act:
         return Span(end_ns - round(seconds * figures.SECOND_NS), end_ns)
 
 
+_BESIDE_WHAT: Final = 56
+"""Columns that the other figures of a job take."""
+
+
 def jobs_table(
     jobs: Sequence[DemoJob], act: Act, before: Act, runs: Mapping[int, Any], *, width: int
 ) -> Table:
     """All jobs at the end of an act: cap and draw of each GPU, rate as a share of the job's own rate before.
 
-    Below 100 columns the job model is left out.
+    Below 100 columns the job model is left out, and what a job is may be cut.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
     wide = width >= 100
+    what_width = None if wide else max(8, width - _BESIDE_WHAT)
     for heading, side, least in (
         ("JOB", "right", 3),
         ("WHAT", "left", None),
@@ -113,7 +118,11 @@ def jobs_table(
         ("RATE", "right", 7),
     ):
         table.add_column(
-            heading, justify="right" if side == "right" else "left", no_wrap=True, min_width=least
+            heading,
+            justify="right" if side == "right" else "left",
+            no_wrap=True,
+            min_width=least,
+            max_width=what_width if heading == "WHAT" else None,
         )
     for job in jobs:
         run = runs.get(job.job_id)
