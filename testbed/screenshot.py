@@ -37,7 +37,10 @@ class ScreenshotError(Exception):
 
 
 def screenshot(page: str, out: Path, width: int, height: int, *, dark: bool = False) -> None:
-    """Write a PNG of ``width`` x ``height`` pixels. Raises ScreenshotError."""
+    """Write a PNG of ``width`` x ``height`` pixels; below 500 the page stands at the left of one 500 wide.
+
+    Raises ScreenshotError.
+    """
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
         raise ScreenshotError("there is no Chromium: apt-get install -y chromium")
