@@ -174,7 +174,7 @@ def cost(report: WindowReport) -> str:
         return "What it cost in throughput is not known: no run told its progress beside a known baseline."
     known = sum(1 for run in report.runs if run.lost_gpu_h is not None)
     rest = len(report.runs) - known
-    verb = "lost" if report.loss >= 0 else "gained"
+    verb = "gained" if round(report.loss, 3) < 0 else "lost"
     who = "The runs" if report.runs_left_out else count(known, "run")
     text = (
         f"{who} {verb} {percent(abs(report.loss))} of throughput, "
