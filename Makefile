@@ -45,6 +45,7 @@ bench: setup
 	$(PY) -m bench.solve
 	$(PY) -m bench.learner
 	$(PY) -m bench.answers
+	$(PY) -m bench.live
 
 science: setup
 	@./bench/science

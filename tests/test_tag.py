@@ -159,3 +159,10 @@ def test_a_field_that_accounting_would_cut_is_not_rewritten() -> None:
     assert isinstance(merge("x" * (room + 1), TAG), NotRewritable)
     assert isinstance(merge("é" * (room // 2 + 1), TAG), NotRewritable)
     assert isinstance(merge("a\0b", TAG), NotRewritable)
+
+
+@pytest.mark.parametrize(
+    ("capped_s", "minutes"), [(0.0, 0), (0.4, 0), (1.0, 1), (59.0, 1), (119.0, 1), (120.0, 2)]
+)
+def test_a_cap_of_seconds_is_no_zero_minutes(capped_s: float, minutes: int) -> None:
+    assert f";capped={minutes}m;" in format_tag(replace(TAG, capped_s=capped_s))

@@ -81,7 +81,7 @@ def format_tag(tag: Tag) -> str:
             f"pfi={tag.pfi:.2f}{interval};src={tag.source}"
             f";grid={tag.grid_low_w}-{tag.grid_high_w}/{tag.grid_step_w};flex={tag.flex}"
             f";loss={loss};wh={'?' if tag.energy_wh is None else tag.energy_wh}"
-            f";capped={int(tag.capped_s // 60)}m"
+            f";capped={_minutes(tag.capped_s)}m"
             f";t={datetime.fromtimestamp(tag.at_unix_s, UTC):%Y-%m-%dT%H:%MZ}"
         )
     except (FlexError, ValueError, OverflowError, OSError) as error:
@@ -89,6 +89,11 @@ def format_tag(tag: Tag) -> str:
     if len(text) > MAX_TAG_BYTES or _TAG.fullmatch(text) is None:
         raise TagError(f"a tag cannot be written: {text[:MAX_TAG_BYTES]!r} is not one")
     return text
+
+
+def _minutes(seconds: float) -> int:
+    """Whole minutes; the first counts as soon as it has begun, for 0 says that there was no cap."""
+    return max(1, int(seconds // 60)) if seconds >= 1 else int(seconds // 60)
 
 
 def parse_tag(text: str) -> Tag:
