@@ -692,19 +692,19 @@ def test_the_highest_over_the_past_is_what_looking_at_every_instant_gives(
         assert due.value_at(instant) == max(seen)
 
 
-def test_two_hundred_thousand_lines_in_five_seconds(tmp_path: Path) -> None:
+def test_eighty_thousand_lines_in_two_seconds(tmp_path: Path) -> None:
     scene = clean()
     folder = scene.write(tmp_path)
     with (
         (folder / "nodes" / "n1" / "trace.jsonl").open("a") as trace,
         (folder / "nodes" / "n1" / "audit.jsonl").open("a") as audit,
     ):
-        for at in range(170_000):
+        for at in range(68_000):
             trace.write(
                 f'{{"mono_ns":{ns(9.5) + at},"event":"kernel","uuid":"GPU-a","effective_mw":450000,'
                 '"pid":1,"job":"10.0"}\n'
             )
-        for at in range(30_000):
+        for at in range(12_000):
             at_ns, cap_mw = ns(11) + 2 * at, 440_000 + at % 10 * 1000
             audit.write(
                 f'{{"mono_ns":{at_ns},"event":"set","uuid":"GPU-a","cap_mw":{cap_mw},"reason":"x"}}\n'
@@ -717,5 +717,5 @@ def test_two_hundred_thousand_lines_in_five_seconds(tmp_path: Path) -> None:
     verdict = check_run(folder)
     used_s = time.process_time() - begun
     assert verdict.holds, verdict.text()
-    assert verdict.result("9").checked > 30_000
-    assert used_s < 5.0
+    assert verdict.result("9").checked > 12_000
+    assert used_s < 2.0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .world import NS, Fate, World
+from .world import NS, SEEDS, Fate, World
 
 W = 1000
 
@@ -204,7 +204,7 @@ def test_slurmctld_down_neither_parks_running_jobs_nor_admits_new_ones() -> None
 
 
 @pytest.mark.parametrize("policy", ["equal", "marginal"])
-@settings(max_examples=10, deadline=None)
+@settings(SEEDS, max_examples=10)
 @given(seed=st.integers(0, 2**32))
 def test_no_raise_passes_the_limit_in_any_order_of_things(policy: str, seed: int) -> None:
     """Random orders of jobs, limits, losses, crashes and restarts; the world judges every raise by the devices."""
@@ -253,7 +253,6 @@ def test_no_raise_passes_the_limit_in_any_order_of_things(policy: str, seed: int
     world.fate.loss = 0.0
     world.slurm_up = True
     world.set_limit(None)
-    world.run(60)
-    assert world.all_restored()
+    assert world.run_until_restored(60)
     assert world.raises > 0
     assert world.now_ns > 0 * NS

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from hypothesis import Phase, settings
 from msgspec.structs import replace
 
 from slurm_pfi.config import Config, NodeSet, PolicySection, TimesSection
@@ -38,6 +39,8 @@ from slurm_pfi.slurm.tag import Tag
 NS = 1_000_000_000
 MIN_MW, MAX_MW, DEFAULT_MW = 200_000, 700_000, 700_000
 EPOCH_UNIX_S = 1_800_000_000.0
+# Of an example that is nothing but a world's seed there is nothing to shrink.
+SEEDS = settings(deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 LIBRARY = Library.load_default()
 
 
@@ -174,6 +177,14 @@ class World:
             self.now_ns, _, what = heapq.heappop(self._queue)
             what()
         self.now_ns = end_ns
+
+    def run_until_restored(self, most_s: float) -> bool:
+        """Whether every GPU is back at its default within ``most_s``, and still so 10 s later."""
+        end_ns = self.now_ns + round(most_s * NS)
+        while not self.all_restored() and self.now_ns < end_ns:
+            self.run(5)
+        self.run(10)
+        return self.all_restored()
 
     @property
     def unix_s(self) -> float:
