@@ -129,12 +129,8 @@ def pfi_on_grid(
     as in ``pfi``. Raises CurveError as ``pfi`` does, and when the grid goes deeper than the curve was measured, unless
     ``extrapolate`` allows the pessimistic continuation.
     """
-    cap_w = np.array(sorted({float(cap) for cap in grid_w}, reverse=True))
-    if cap_w.size < 2 or not (np.isfinite(cap_w).all() and cap_w[-1] > 0):
-        raise CurveError("a grid needs two or more different caps above zero")
-    if not (np.isfinite(draw_w) and draw_w > 0):
-        raise CurveError(f"the uncapped draw must be a number above zero, got {draw_w:g}")
-    power_w = np.minimum(cap_w, draw_w)
+    cap_w = descending_caps(grid_w)
+    power_w = draws_under(cap_w, draw_w)
     reduction = 1.0 - power_w / draw_w
     deepest = float(curve.reduction[-1])
     if not extrapolate and reduction[-1] > deepest + 1e-6:
@@ -152,6 +148,22 @@ def pfi_on_grid(
         samples=samples,
         seed=seed,
     )
+
+
+def descending_caps(grid_w: Sequence[float]) -> FloatArray:
+    """A grid's caps (W), the uncapped point first. Raises CurveError on fewer than two, and on what is no cap."""
+    cap_w: FloatArray = np.array(sorted({float(cap) for cap in grid_w}, reverse=True))
+    if cap_w.size < 2 or not (np.isfinite(cap_w).all() and cap_w[-1] > 0):
+        raise CurveError("a grid needs two or more different caps above zero")
+    return cap_w
+
+
+def draws_under(cap_w: FloatArray, draw_w: float) -> FloatArray:
+    """What a job of this uncapped draw (W) draws under each cap. Raises CurveError on a draw that is none."""
+    if not (np.isfinite(draw_w) and draw_w > 0):
+        raise CurveError(f"the uncapped draw must be a number above zero, got {draw_w:g}")
+    power_w: FloatArray = np.minimum(cap_w, draw_w)
+    return power_w
 
 
 def _reduction_and_loss(power_w: FloatArray, throughput: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -8,8 +8,8 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from .curve import CurveError, FloatArray
-from .index import SMALLEST_LOSS, Pfi, PfiSource
+from .curve import FloatArray
+from .index import SMALLEST_LOSS, Pfi, PfiSource, descending_caps, draws_under
 from .posterior import Posterior
 from .prior import interpolate
 
@@ -56,12 +56,8 @@ def learned_pfi(
     cap lowers the draw, and where more than a few of the curves lose too little to tell from nothing. Raises
     CurveError on a grid or a draw that is none.
     """
-    cap_w = np.array(sorted({float(cap) for cap in grid_w}, reverse=True))
-    if cap_w.size < 2 or not (np.isfinite(cap_w).all() and cap_w[-1] > 0):
-        raise CurveError("a grid needs two or more different caps above zero")
-    if not (np.isfinite(draw_w) and draw_w > 0):
-        raise CurveError(f"the uncapped draw must be a number above zero, got {draw_w:g}")
-    power_w = np.minimum(cap_w, draw_w)
+    cap_w = descending_caps(grid_w)
+    power_w = draws_under(cap_w, draw_w)
     reduction = 1.0 - power_w[1:] / power_w[0]
     if not (reduction > 0).any():
         return None
