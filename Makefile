@@ -55,6 +55,7 @@ screenshots: demo
 	@./etc/install-system-packages chromium
 	mkdir -p docs/images
 	$(PY) -m testbed.screenshot build/demo/report.html docs/images/report.png --size 1280x1480
+	$(PY) -m testbed.screenshot build/demo/report.html docs/images/runs.png --size 1280x740 --top 1735
 
 mutants: setup
 	$(PY) -m testbed.mutants

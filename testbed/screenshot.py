@@ -1,6 +1,6 @@
 """A picture of a page in headless Chromium, for the README and for looking at what was made.
 
-    python -m testbed.screenshot PAGE.html OUT.png [--size 1280x2000] [--dark]
+    python -m testbed.screenshot PAGE.html OUT.png [--size 1280x2000] [--top 0] [--dark]
 
 PAGE is a file, or an address. The browser gets a user folder of its own, and asks nobody anything beside the page.
 """
@@ -36,10 +36,10 @@ class ScreenshotError(Exception):
     """No picture was made; the message says why and what to do."""
 
 
-def screenshot(page: str, out: Path, width: int, height: int, *, dark: bool = False) -> None:
-    """Write a PNG of ``width`` x ``height`` pixels; below 500 the page stands at the left of one 500 wide.
+def screenshot(page: str, out: Path, width: int, height: int, *, top: int = 0, dark: bool = False) -> None:
+    """Write a PNG of ``width`` x ``height`` pixels, from ``top`` pixels down the page.
 
-    Raises ScreenshotError.
+    Below a width of 500 the page stands at the left of one 500 wide. Raises ScreenshotError.
     """
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
@@ -56,8 +56,8 @@ def screenshot(page: str, out: Path, width: int, height: int, *, dark: bool = Fa
         ]
         if dark:
             command.append("--blink-settings=preferredColorScheme=0")
-        if width < LEAST_WINDOW:
-            address = _framed(Path(folder), address, width, height)
+        if width < LEAST_WINDOW or top:
+            address = _framed(Path(folder), address, width, height, top)
             command += ["--allow-file-access-from-files"]
         try:
             done = subprocess.run(
@@ -70,12 +70,13 @@ def screenshot(page: str, out: Path, width: int, height: int, *, dark: bool = Fa
         shutil.copyfile(made, out)
 
 
-def _framed(folder: Path, address: str, width: int, height: int) -> str:
-    """A page that shows another one in a frame of this width, for widths that a window cannot have."""
+def _framed(folder: Path, address: str, width: int, height: int, top: int) -> str:
+    """A page that shows another one in a frame: for widths that a window cannot have, and for its lower part."""
     frame = folder / "frame.html"
     frame.write_text(
-        '<!DOCTYPE html><html style="background:#888"><body style="margin:0">'
-        f'<iframe src="{address}" style="border:0;width:{width}px;height:{height}px"></iframe></body></html>'
+        '<!DOCTYPE html><html style="background:#888"><body style="margin:0;overflow:hidden">'
+        f'<iframe src="{address}" style="border:0;width:{width}px;height:{height + top}px;'
+        f'margin-top:-{top}px"></iframe></body></html>'
     )
     return frame.as_uri()
 
@@ -85,13 +86,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("page")
     parser.add_argument("out", type=Path)
     parser.add_argument("--size", default="1280x2000", metavar="WxH")
+    parser.add_argument("--top", type=int, default=0, metavar="PIXELS", help="begin this far down the page")
     parser.add_argument("--dark", action="store_true", help="as on a screen with a dark colour scheme")
     given = parser.parse_args(arguments)
     width, _, height = given.size.partition("x")
     if not (width.isdigit() and height.isdigit()):
         parser.error("--size is WxH in pixels, such as 1280x2000")
     try:
-        screenshot(given.page, given.out, int(width), int(height), dark=given.dark)
+        screenshot(given.page, given.out, int(width), int(height), top=given.top, dark=given.dark)
     except ScreenshotError as error:
         print(error, file=sys.stderr)
         return 1
