@@ -45,6 +45,15 @@ class Daemons:
         """What a daemon wrote to its log so far."""
         return (self.root / f"{name}.log").read_text()
 
+    def own_faults(self) -> list[str]:
+        """Lines in which a daemon tells of a fault in itself, not of one in the world around it."""
+        return [
+            f"{path.stem}: {line[:300]}"
+            for path in sorted(self.root.glob("*.log"))
+            for line in path.read_text(errors="replace").splitlines()
+            if "please report it" in line or "internal error" in line
+        ]
+
     def _spawn(
         self, name: str, arguments: list[str], environment: Mapping[str, str], run_as: Sequence[str] = ()
     ) -> None:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import structlog
 
 from slurm_pfi.config import Config, ControllerSection, NodeSet
 from slurm_pfi.controller import state as cs
 from slurm_pfi.controller.core import Core
+from slurm_pfi.controller.log import set_up_logging
 from slurm_pfi.controller.nodes import cannot_leave, declared_nodes, with_nodes
 from slurm_pfi.controller.shell import Controller
 from slurm_pfi.controller.views import run_view, site_view
@@ -47,6 +49,41 @@ def test_a_fault_of_the_core_ends_neither_the_process_nor_what_is_in_force(
     said = capsys.readouterr()
     assert (said.out + said.err).count("planted") >= 1
     assert (said.out + said.err).count("please report it") == 1
+
+
+class Stumbling(Core):
+    """A core whose fault comes with the whole state in its frame, as real ones do."""
+
+    def step(self, state: cs.State, event: cs.Event, now_ns: int) -> tuple[cs.State, list[cs.Action]]:
+        raise KeyError(state)
+
+
+def test_a_fault_in_a_large_state_is_told_in_a_few_lines_and_not_with_the_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = NodeSet(names="n[1-300]", gpus=8, gpu_max_w=700, overhead_w=0)
+    section = ControllerSection(state_dir=str(tmp_path), run_dir=str(tmp_path))
+    config = Config(cluster="c", node_set=(nodes,), controller=section)
+
+    sizes: list[int] = []
+
+    async def disturb() -> None:
+        controller = Controller(config, tmp_path / "config.toml")
+        sizes.append(len(repr(controller.state)))
+        controller.core = Stumbling(config, controller.core.science)
+        controller.take(cs.OffChanged(off=True))
+
+    set_up_logging()
+    try:
+        asyncio.run(disturb())
+    finally:
+        structlog.reset_defaults()
+    said = capsys.readouterr()
+    text = said.out + said.err
+    assert "please report it" in text
+    assert "raise KeyError(state)" in text, "the traceback is there"
+    assert sizes[0] > 50_000
+    assert len(text) < sizes[0] + 5_000, "the state at most once, as the error's own words, and in no frame"
 
 
 def changed(site: Site, **changes: object) -> dict[str, cs.NodeView]:

@@ -207,6 +207,9 @@ class Stage:
                     self._restore_at_once()
                 with contextlib.suppress(OSError):
                     self.site.save_run(self.out)
+            self.notes["own_faults"] = self.site.own_faults()
+            for line in self.notes["own_faults"]:
+                self.say(f"a fault of ours: {line}")
             self.notes["leftovers"] = self.site.stop()
             signal.signal(signal.SIGINT, signal.default_int_handler)
 

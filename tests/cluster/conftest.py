@@ -23,7 +23,7 @@ def site(request: pytest.FixtureRequest) -> Iterator[Site]:
 
 @pytest.fixture(autouse=True)
 def _site_left_whole(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
-    """After a test: no job, no limit, every GPU at its prior limit, no hook that failed, and the checker agrees."""
+    """After a test: no job, no limit, every GPU as before, no fault of hooks or daemons, and the checker agrees."""
     yield
     if "site" not in request.fixturenames:
         return
@@ -34,4 +34,5 @@ def _site_left_whole(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator
         clear_limits(used)
         used.wait_restored()
     assert hook_faults(used) == []
+    assert used.own_faults() == []
     prove(used, tmp_path / "proof")

@@ -44,6 +44,7 @@ def test_interrupted_in_mid_window_it_leaves_nothing_behind(tmp_path: Path, numb
                 demo.send_signal(number)
         assert demo.wait(timeout=60) == 130, "".join(told)[-2000:]
     assert any(line.startswith("interrupted:") for line in told)
+    assert not [line for line in told if line.startswith("a fault of ours:")]
     assert processes_naming(base) == {}
     assert list(base.iterdir()) == []
     base.rmdir()

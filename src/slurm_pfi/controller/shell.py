@@ -32,6 +32,7 @@ from .core import Core
 from .dispatch import latest_release_s
 from .kinship import kin_name
 from .knowledge import Knowledge, learn_runs
+from .log import set_up_logging
 from .nodes import ConfigNodesError, cannot_leave, declared_nodes, with_nodes
 from .orders import Orders
 from .recorder import Recorder
@@ -62,6 +63,7 @@ from .state import (
 BUS_SOCKET = "bus.sock"
 CONTROL_SOCKET = "control.sock"
 MIN_CYCLE_GAP_S = 0.02
+MOST_SAID = 500  # characters of an error that may quote what it stumbled over
 
 log = structlog.get_logger("controller")
 
@@ -229,7 +231,7 @@ class Controller:
                 self._do(action)
             self._draws.keep(self.state, time.monotonic_ns(), time.time())
         except Exception as error:
-            text = f"{type(event).__name__}: {error!r}"
+            text = f"{type(event).__name__}: {error!r}"[:MOST_SAID]
             if text != self._said:
                 log.exception(f"a fault of the controller, please report it; nothing is changed by {text}")
             self._said = text
@@ -357,6 +359,7 @@ class Controller:
 def run_controller(config: Config, path: Path) -> int:
     """Run until SIGTERM. Exit codes as everywhere: 2 for a config that cannot work, 3 if a socket is taken."""
     os.umask(0o022)
+    set_up_logging()
     try:
         declared_nodes(config)
     except ConfigNodesError as error:
