@@ -9,12 +9,14 @@ import msgspec
 import pytest
 import structlog
 
+from slurm_pfi.bus.asking import Reply, Request, ask
 from slurm_pfi.config import Config, ControllerSection, NodeSet
 from slurm_pfi.controller import state as cs
 from slurm_pfi.controller.core import Core
 from slurm_pfi.controller.log import set_up_logging
 from slurm_pfi.controller.nodes import cannot_leave, declared_nodes, with_nodes
-from slurm_pfi.controller.shell import Controller
+from slurm_pfi.controller.orders import Orders
+from slurm_pfi.controller.shell import CONTROL_SOCKET, Controller
 from slurm_pfi.controller.views import run_view, site_view
 from slurm_pfi.model import Run
 
@@ -84,6 +86,30 @@ def test_a_fault_in_a_large_state_is_told_in_a_few_lines_and_not_with_the_state(
     assert "raise KeyError(state)" in text, "the traceback is there"
     assert sizes[0] > 50_000
     assert len(text) < sizes[0] + 5_000, "the state at most once, as the error's own words, and in no frame"
+
+
+def test_a_request_that_fails_is_told_in_the_log_that_its_answer_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stumble(_self: Orders, _request: Request, _peer: object) -> Reply:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(Orders, "handle", stumble)
+    section = ControllerSection(state_dir=str(tmp_path), run_dir=str(tmp_path))
+
+    async def ask_it() -> Reply:
+        control = Controller(Config(cluster="c", controller=section), tmp_path / "config.toml")._control
+        await control.start()
+        try:
+            return await asyncio.to_thread(ask, tmp_path / CONTROL_SOCKET, "status")
+        finally:
+            await control.close()
+
+    reply = asyncio.run(ask_it())
+    assert "see the daemon's log" in reply.message
+    said = capsys.readouterr()
+    assert "please report it" in said.out + said.err
+    assert "ZeroDivisionError('planted')" in said.out + said.err
 
 
 def changed(site: Site, **changes: object) -> dict[str, cs.NodeView]:

@@ -100,7 +100,9 @@ class Controller:
             on_fault=log.warning,
             node_uids=(os.geteuid(),) if os.geteuid() != 0 and config.node.identity_dir else (),
         )
-        self._control = ControlServer(run_dir / CONTROL_SOCKET, handler=Orders(self).handle)
+        self._control = ControlServer(
+            run_dir / CONTROL_SOCKET, handler=Orders(self).handle, on_fault=_say_fault
+        )
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
         self._said = ""
@@ -354,6 +356,10 @@ class Controller:
             log.error(f"a node has seen epoch {above}, and no higher one can be taken: {error}")
             return
         asyncio.get_running_loop().call_soon(self.take, EpochTaken(epoch=epoch))
+
+
+def _say_fault(text: str) -> None:
+    log.error(f"a fault of the controller, please report it: {text[:MOST_SAID]}")
 
 
 def run_controller(config: Config, path: Path) -> int:
