@@ -21,7 +21,8 @@ def main() -> int:
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal must not leave a cluster behind
+    # A closed terminal must not leave a cluster behind; and who is started in the background has SIGINT ignored.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
     story = Story(given.out, given.mix)
     try:

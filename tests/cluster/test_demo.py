@@ -17,7 +17,7 @@ from testbed.cluster import REPO, processes_naming
 pytestmark = pytest.mark.cluster
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["ctrl-c", "terminal closed"])
 def test_interrupted_in_mid_window_it_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "demo"
