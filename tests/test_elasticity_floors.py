@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_pfi.elasticity.evidence import Measurement, PfiEvidence, RunEvidence
-from slurm_pfi.elasticity.floors import FLOOR_SDS, greatest_reductions
+from slurm_pfi.elasticity.floors import FLOOR_SDS, greatest_reductions, reach, reach_of_one
 from slurm_pfi.elasticity.learner import learn
 from slurm_pfi.elasticity.library import Library
 from slurm_pfi.elasticity.posterior import Posterior
@@ -76,3 +76,12 @@ def test_more_loss_allowed_is_never_less_reduction(pfi: float, limit: float, x: 
         greatest_reductions(learned, min(1.0, limit + 0.05))[0],
     )
     assert 0 <= low <= high <= 1
+
+
+@given(
+    losses=st.lists(st.floats(0, 1), min_size=GRID.size, max_size=GRID.size),
+    limit=st.one_of(st.floats(0, 1), st.integers(0, 100).map(lambda place: place / 100)),
+)
+def test_one_run_is_looked_up_as_all_are(losses: list[float], limit: float) -> None:
+    upper = np.maximum.accumulate(np.array(losses))
+    assert reach_of_one(upper, limit) == pytest.approx(reach(upper[None, :], np.array([limit]))[0], abs=1e-12)

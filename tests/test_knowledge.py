@@ -33,9 +33,9 @@ def site_shares(runs: int, end: float = 0.3) -> Shares:
     return Shares(watts=650.0 * ones, value=ones, start=0.0 * ones, end=end * ones)
 
 
-def measured(runs: int) -> Knowledge:
+def shown(runs: int) -> list[tuple[Run, RunEvidence]]:
     """Runs that were all cut by 5 and by 10 %: the even ones lost 3 and 8 %, the odd ones 0.5 and 1 %."""
-    found = [
+    return [
         (
             run(i),
             RunEvidence(
@@ -51,7 +51,10 @@ def measured(runs: int) -> Knowledge:
         )
         for i in range(runs)
     ]
-    return learn_runs(SCIENCE.prior, found, 1)
+
+
+def measured(runs: int) -> Knowledge:
+    return learn_runs(SCIENCE.prior, shown(runs), 1)
 
 
 KNOWLEDGE = measured(10)
@@ -164,9 +167,8 @@ def test_who_tells_more_than_can_be_is_neither_spared_nor_cut_deeper_and_its_ind
     None
 ):
     """Else a job that slows its counter under a cap is given its watts back, and others pay for it."""
-    liar = replace(KNOWLEDGE.evidence[0], unlikely=True)
-    others = [(run(i), KNOWLEDGE.evidence[i]) for i in range(1, 10)]
-    knowledge = learn_runs(SCIENCE.prior, [(run(0), liar), *others], 2)
+    (first, honest), *others = shown(10)
+    knowledge = learn_runs(SCIENCE.prior, [(first, replace(honest, unlikely=True)), *others], 2)
     shares = site_shares(10)
     need = 0.1 * 6500
     cut = knowledge.cut(ASKED, shares, need)

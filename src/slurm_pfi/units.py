@@ -1,4 +1,4 @@
-"""Watts and durations as people write them, integers as the daemons use them.
+"""Watts, durations and intervals as people write them, integers as the daemons use them.
 
 Inside and on the wire power is an int in milliwatts (``*_mw``), time a float in seconds (``*_s``) or an int in
 nanoseconds (``*_ns``). Text has its unit spelled out; a number without one is refused, never guessed.
@@ -12,6 +12,9 @@ from typing import Final
 
 MW_PER_W: Final = 1000
 MAX_POWER_MW: Final = 10**13  # 10 GW: more than any site draws, so a larger figure is a slip of the pen
+
+Z95: Final = 1.96
+"""Standard deviations from the mean to either end of a 95 % interval."""
 
 _POWER: Final = re.compile(r"([+-]?)(\d{1,15}(?:\.\d{1,6})?)\s?([a-zA-Z]*)", re.ASCII)
 _POWER_UNITS: Final = {"W": 10**3, "kW": 10**6, "MW": 10**9}

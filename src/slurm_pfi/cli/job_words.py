@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..units import format_duration, format_power
+from ..units import Z95, format_duration, format_power
 from .clock import local_text
 from .common import percent
 from .jobs import job_text
 from .status import folded
 from .tables import plain
 
-Z95: Final = 1.96
 HEADINGS: Final = ("Asked", "Known", "Done", "Cost", "Saved", "Promised")
 
 MOST_TOLD: Final = 24

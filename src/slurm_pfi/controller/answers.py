@@ -17,6 +17,7 @@ from ..config import Config
 from ..model import GpuReport
 from ..store.history import History, HistoryError
 from ..store.rows import EndedRun
+from ..units import Z95
 from .fresh import Fresh
 from .knowledge import Knowledge
 from .learning import gpu_model
@@ -31,7 +32,6 @@ from .views import run_view
 if TYPE_CHECKING:
     from .shell import Controller
 
-Z95: Final = 1.96
 CURVE_AT: Final = (0.05, 0.1, 0.2, 0.3, 0.4)
 """Reductions at which a run's curve is told."""
 

@@ -19,7 +19,7 @@ from ..elasticity.curve import FloatArray, IntArray
 from ..elasticity.posterior import Posterior
 from ..model import Run
 from ..store.limits import ScheduleStep
-from ..units import watts_to_mw
+from ..units import Z95, watts_to_mw
 from .budget import Gpu, GpuKey, SiteView, gpus_of, look, node_answers
 from .forecast_values import (
     Baseline,
@@ -37,7 +37,6 @@ from .science import Science
 from .shares import Candidate, Shares, candidates, share
 from .state import RunView, State
 
-SDS_OF_95: Final = 1.96
 UNBOUND_SHARE: Final = 0.9
 """A GPU that draws less than this share of its limit is not held by it: what it draws is what it would draw."""
 
@@ -268,7 +267,7 @@ def total_loss(basis: Basis, made: Cut) -> Estimate | None:
 
 def _within(mean: float, sd: float) -> Estimate:
     """A share with its interval, which ends where shares end."""
-    low, high = mean - SDS_OF_95 * sd, mean + SDS_OF_95 * sd
+    low, high = mean - Z95 * sd, mean + Z95 * sd
     return Estimate(expected=mean, low=max(0.0, low), high=min(1.0, high))
 
 
@@ -328,7 +327,7 @@ def _certificate(basis: Basis, made: Cut, limit_mw: int, *, emergency: bool) -> 
 
 
 def _gain(mean: float, sd: float) -> Estimate:
-    return Estimate(expected=mean, low=mean - SDS_OF_95 * sd, high=mean + SDS_OF_95 * sd)
+    return Estimate(expected=mean, low=mean - Z95 * sd, high=mean + Z95 * sd)
 
 
 def _left_waiting(basis: Basis, shares: Shares) -> Sequence[Candidate]:

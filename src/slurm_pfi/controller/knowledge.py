@@ -13,8 +13,8 @@ from ..allocation.guard import Certified, InForce, guarded, renewed
 from ..allocation.solve import Shares
 from ..elasticity.curve import BoolArray, CurveError, FloatArray, IntArray
 from ..elasticity.evidence import RunEvidence, pool_kin
-from ..elasticity.floors import upper_losses
-from ..elasticity.index import Pfi
+from ..elasticity.floors import reach_of_one, upper_losses
+from ..elasticity.index import SMALLEST_LOSS, Pfi
 from ..elasticity.learned import learned_pfi, loss_at
 from ..elasticity.learner import learn
 from ..elasticity.names import gpu_key
@@ -26,7 +26,6 @@ from ..model import Run
 Asked: TypeAlias = tuple[Run, str]
 """A run and its GPU model as the driver names it. A run that was not yet learned stands for its GPU model."""
 
-SMALLEST_LOSS: Final = 0.01
 KEPT_CUTS: Final = 64
 """Cuts that are remembered: a limit with many steps ahead is planned anew in every cycle."""
 
@@ -53,7 +52,7 @@ class Knowledge:
 
     ``sharing`` decides who gives how much, ``upper`` (rows, grid) what may be promised: losses that are passed only
     with the error that a floor allows. ``rows``: where a run stands; ``strangers``: where a GPU model's unknown run
-    stands, "" any other model's. ``evidence``: what it was learned from, by row; ``unlikely``: where it is hardly true.
+    stands, "" any other model's. ``unlikely``: where what it was learned from is hardly true.
     """
 
     number: int
@@ -65,7 +64,6 @@ class Knowledge:
     unlikely: BoolArray
     rows: Mapping[Run, int]
     strangers: Mapping[str, int]
-    evidence: tuple[RunEvidence, ...]
     _cuts: OrderedDict[tuple[bytes, ...], Certified] = field(init=False, default_factory=OrderedDict)
     _pfis: dict[tuple[Run, str, int, tuple[float, ...]], Pfi | None] = field(init=False, default_factory=dict)
 
@@ -103,15 +101,7 @@ class Knowledge:
 
     def greatest_reduction(self, run: Run, gpu_model: str, max_loss: float) -> float:
         """The largest reduction (0..1) whose loss stays within ``max_loss`` (0..1) as a floor promises it."""
-        if max_loss <= 0:
-            return 0.0
-        upper = self.upper[self.row(run, gpu_model)]
-        # ``floors.reach`` for one run: asked of every run in every cycle.
-        after = int(np.searchsorted(upper, max_loss, side="right"))
-        if after in (0, GRID.size):
-            return 0.0 if after == 0 else 1.0
-        step = (max_loss - upper[after - 1]) / (upper[after] - upper[after - 1])
-        return float(GRID[after - 1] + step * (GRID[after] - GRID[after - 1]))
+        return reach_of_one(self.upper[self.row(run, gpu_model)], max_loss)
 
     def pfi(self, run: Run, gpu_model: str, draw_mw: int, grid_w: tuple[float, ...]) -> Pfi | None:
         """The run's PFI on a grid of caps (W), with its interval; None where the grid costs it nothing."""
@@ -203,7 +193,6 @@ def learn_runs(prior: Prior, found: Sequence[tuple[Run, RunEvidence]], number: i
         unlikely=np.array([evidence.unlikely for evidence in known], dtype=np.bool_),
         rows={run: row for row, (run, _) in enumerate(found)},
         strangers={model: len(own) + i for i, model in enumerate(models)},
-        evidence=known,
     )
 
 

@@ -14,11 +14,11 @@ import msgspec
 from ..model import Frozen
 from ..store.history import RunMeans
 from ..store.rows import EventRow, RunFacts, RunSample, SiteSample, WindowRow
+from ..units import Z95
 
 MOST_GAP_S: Final = 5.0
 """A sample stands for what follows it, so long at most; the rest of a longer gap is unknown."""
 
-Z95: Final = 1.96
 S_PER_H: Final = 3600.0
 MW_PER_KW: Final = 1e6
 

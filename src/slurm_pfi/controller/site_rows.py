@@ -211,11 +211,11 @@ def cap_events(
     for run, view in state.runs.items():
         cap_mw = view.target_cap_mw
         known_mw = told.get(run)
-        if view.capped_since_ns is None or cap_mw is None:
+        if view.record.capped_since_ns is None or cap_mw is None:
             if known_mw is not None:
                 del told[run]
                 old = before.get(run)
-                since_ns = None if old is None else old.capped_since_ns
+                since_ns = None if old is None else old.record.capped_since_ns
                 text = "no longer capped"
                 if since_ns is not None:
                     text += f", after {format_duration((now_ns - since_ns) / NS_PER_S)}"

@@ -82,11 +82,6 @@ class RunView(Frozen, frozen=True, kw_only=True):
     tag_due_ns: int | None = None
     tag_capped: bool = False
 
-    @property
-    def capped_since_ns(self) -> int | None:
-        """Since when caps have lowered its draw; None while none does."""
-        return self.record.capped_since_ns
-
 
 class WindowView(Frozen, frozen=True, kw_only=True):
     """The window that is open, or the rebound after it (``rebound``), as the last cycle saw it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..config import Config
-from ..model import Limit, Run
+from ..model import Limit
 from ..store.limits import schedule
 from .budget import SiteView, look
 from .ledger import NS_PER_S
@@ -161,9 +161,3 @@ def _sum(values: list[int | None]) -> int | None:
     if any(value is None for value in values):
         return None
     return sum(value for value in values if value is not None)
-
-
-def find_run(state: State, job_id: int) -> Run | None:
-    """The newest run of a job id."""
-    runs = [run for run in state.runs if run.job_id == job_id]
-    return max(runs, key=lambda run: run.restart, default=None)
