@@ -8,14 +8,12 @@ size; ``command_ms``, the median time of the whole command line from the start o
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,14 +23,17 @@ from typing import Any
 import msgspec
 
 from slurm_pfi.bus.asking import NO, ask
-from slurm_pfi.bus.control import ControlServer
-from slurm_pfi.config import Config, ControllerSection, NodeSet, TimesSection
+from slurm_pfi.config import Config, NodeSet, TimesSection
 from slurm_pfi.controller import state as cs
-from slurm_pfi.controller.orders import Orders
-from slurm_pfi.controller.shell import CONTROL_SOCKET, Controller
+from slurm_pfi.controller.core import Core
+from slurm_pfi.controller.nodes import declared_nodes
+from slurm_pfi.controller.science import Science
+from slurm_pfi.controller.shell import CONTROL_SOCKET
+from slurm_pfi.elasticity.library import Library
 from slurm_pfi.model import Limit, LimitStep, Report, Run
 from slurm_pfi.slurm.backend import JobInfo, Special
 from slurm_pfi.store.rows import EventRow
+from tests.site_answers import answering
 
 from .controller import report
 
@@ -75,22 +76,21 @@ def job_of(one: Report, run: Run) -> JobInfo:
     )
 
 
-def make_site(folder: Path) -> Controller:
-    """A controller that has heard all nodes and Slurm, with a window open."""
+def make_site() -> tuple[Config, cs.State]:
+    """A site whose controller has heard all nodes and Slurm, with a window open."""
     config = Config(
         cluster="bench",
         mode="enforce",
         node_set=(NodeSet(names=f"n[1-{NODES}]", gpus=8, gpu_max_w=700, overhead_w=1000),),
         times=TimesSection(start_settle_s=0.001),
-        controller=ControllerSection(state_dir=str(folder), run_dir=str(folder)),
     )
-    controller = Controller(config, folder / "site.toml")
+    core = Core(config, Science(Library.load_default()))
     now_ns = time.monotonic_ns()
-    state = msgspec.structs.replace(controller.state, epoch=1)
+    state = cs.State(epoch=1, started_ns=now_ns, nodes=declared_nodes(config))
 
     def tell(event: cs.Event) -> None:
         nonlocal state
-        state, _ = controller.core.step(state, event, now_ns)
+        state, _ = core.step(state, event, now_ns)
 
     for number, name in enumerate(state.nodes, start=1):
         heard = report(name, number, 1)
@@ -104,42 +104,19 @@ def make_site(folder: Path) -> Controller:
     tell(cs.Cycle(now_unix_s=time.time()))
     if len(state.runs) != RUNS or state.window is None:
         raise RuntimeError(f"{len(state.runs)} runs, window {state.window}: this measures something else")
-    controller.state = state
-    return controller
+    return config, state
 
 
 @contextmanager
-def answering(folder: Path) -> Iterator[Path]:
-    """The controller's socket, served by a thread."""
-    controller = make_site(folder)
-    (folder / "site.toml").write_text(
-        f'cluster = "bench"\n[controller]\nrun_dir = "{folder}"\nstate_dir = "{folder}"\n'
-    )
-    controller.history.start()
-    events = (
-        EventRow(unix_s=time.time(), run="bench:601.0", kind="capped", text="capped to 480 W a GPU")
-        for _ in range(EVENTS)
-    )
-    controller.history.add(events)
-    controller.history.flush()
-    loop, up, ends = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
-
-    async def serve() -> None:
-        server = ControlServer(folder / CONTROL_SOCKET, handler=Orders(controller).handle)
-        await server.start()
-        up.set()
-        await ends.wait()
-        await server.close()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    up.wait()
-    try:
+def site_socket(folder: Path) -> Iterator[Path]:
+    """The controller's socket, with a job that has much to tell in its history."""
+    with answering(folder, *make_site()) as controller:
+        controller.history.add(
+            EventRow(unix_s=time.time(), run="bench:601.0", kind="capped", text="capped to 480 W a GPU")
+            for _ in range(EVENTS)
+        )
+        controller.history.flush()
         yield folder / CONTROL_SOCKET
-    finally:
-        loop.call_soon_threadsafe(ends.set)
-        thread.join()
-        controller.history.close()
 
 
 def measure(socket: Path, command: str, args: dict[str, Any], line: list[str]) -> dict[str, float]:
@@ -161,10 +138,8 @@ def measure(socket: Path, command: str, args: dict[str, Any], line: list[str]) -
             stdout=subprocess.DEVNULL,
             check=False,
         )
-        if done.returncode not in (
-            0,
-            NO,
-        ):  # that a limit cannot be held is an answer, and the longest to work out
+        # That a limit cannot be held is an answer, and the longest to work out.
+        if done.returncode not in (0, NO):
             raise RuntimeError(f"slurm-pfi {' '.join(line)}: exit {done.returncode}")
         commands.append(time.perf_counter() - began_s)
         cpus.append(_children_cpu_s() - began_cpu_s)
@@ -183,7 +158,7 @@ def _children_cpu_s() -> float:
 
 def main() -> None:
     """Measure, print and write."""
-    with tempfile.TemporaryDirectory() as folder, answering(Path(folder)) as socket:
+    with tempfile.TemporaryDirectory() as folder, site_socket(Path(folder)) as socket:
         found = {name: measure(socket, *question) for name, question in QUESTIONS.items()}
     for name, figures in found.items():
         print(f"{name}: " + ", ".join(f"{key} {value:g}" for key, value in figures.items()))

@@ -99,6 +99,7 @@ def status(nodes: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
     }
     whole = {
         "cluster": "lab",
+        "simulated": False,
         "epoch": 3,
         "off": False,
         "limits_known": True,
@@ -182,6 +183,7 @@ def test_the_worst_nodes_stand_first_and_many_stand_together() -> None:
     [
         ({"off": True}, "OFF: no limit is enforced"),
         ({"limits_known": False}, "LIMITS UNREADABLE"),
+        ({"simulated": True}, "SIMULATED GPUs"),
         ({"window": {"shortfall_mw": 900_000}}, "INFEASIBLE: 900 W short"),
         ({"window": {"silent": ["a", "b"]}}, "as they do not answer or take no plan: a, b"),
         (

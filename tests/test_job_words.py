@@ -302,3 +302,8 @@ def test_what_caps_cost_it_is_told_at_some_of_them_with_intervals_and_whose_curv
     assert f"what caps cost it, by curves of other jobs (95 %): {cap_w:.0f} W {loss:.1f} % (0.0 to " in said
     assert "what was measured of it (95 %)" in text(told(learned=True, measured=True))
     assert "what caps cost it" not in text(told(curve=[])), "without a baseline there is no curve to tell"
+
+
+def test_figures_of_a_simulation_are_told_as_such() -> None:
+    assert "SIMULATED GPUs" in text(told(simulated=True))
+    assert "SIMULATED" not in text(told())

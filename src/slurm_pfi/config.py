@@ -144,6 +144,11 @@ class Config(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     node: NodeSection = NodeSection()
     slurm: SlurmSection = SlurmSection()
 
+    @property
+    def simulated(self) -> bool:
+        """Whether the site's GPUs are simulated ones: then every figure is shown as that of a simulation."""
+        return self.node.identity_dir is not None
+
 
 def config_path(given: str | None = None) -> Path:
     """The file to read: the one given, else ``$SLURM_PFI_CONF``, else the site's own."""

@@ -32,6 +32,8 @@ def test_a_job_is_told_while_it_is_capped_and_after_its_end(site: Site, tmp_path
     assert "a GPU, seen on this run" in running
     assert "capped from 700 W to " in running
     assert "economic limit manual of 5300 W, policy marginal" in flat
+    for command in (("job", str(job)), ("jobs",), ("status",), ("top", "--once"), ("what-if", "5%")):
+        assert "SIMULATED GPUs" in site.cli(*command, check=False).stdout, command
     told = json.loads(site.cli("job", str(job), "--json").stdout)
     assert told["cost"]["capped_s"] > 4
     assert told["cost"]["saved_wh"] > 0

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 CONTROL_SOCKET: Final = "control.sock"
+SIMULATED: Final = "SIMULATED GPUs: these are figures of a simulation, not of hardware."
 _PIPE_WIDTH: Final = 1000
 """Columns where there is no terminal: nothing is cut for the next program."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from ..units import format_power
-from .common import percent
+from .common import SIMULATED, percent
 
 MOST_NAMES: Final = 8
 
@@ -40,7 +40,7 @@ def beside(words: Sequence[str]) -> str:
 def standing_lines(standing: dict[str, Any]) -> Iterator[str]:
     """What to know before one believes the figures; nothing on a site where all is as usual."""
     if standing["simulated"]:
-        yield "SIMULATED GPUs: these are figures of a simulation, not of hardware."
+        yield SIMULATED
     if standing["off"]:
         yield "OFF: no limit is enforced ('slurm-pfi on' ends this)."
     elif not standing["enforces"]:

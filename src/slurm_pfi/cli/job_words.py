@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ..units import Z95, format_duration, format_power
 from .clock import local_text
-from .common import percent
+from .common import SIMULATED, percent
 from .jobs import job_text
 from .status import folded
 from .tables import plain
@@ -45,6 +45,8 @@ def title(told: _Told) -> list[str]:
     lines.append(
         f"first seen {local_text(told['first_seen_unix_s'])}, {_ago(told, told['first_seen_unix_s'])}"
     )
+    if told.get("simulated"):  # not known of runs that a former version kept
+        lines.append(SIMULATED)
     if told["other_runs"]:
         names = [run.partition(":")[2] or run for run in told["other_runs"]]
         lines.append(f"other runs of this job: {', '.join(names)} (ask for them by these names)")

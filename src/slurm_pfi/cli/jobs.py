@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from ..units import format_duration, format_power
-from .common import Screen, ask_controller, percent, print_json
+from .common import SIMULATED, Screen, ask_controller, percent, print_json, site_config
 from .status import folded
 from .tables import Column, plain, show_table
 
@@ -45,6 +45,8 @@ def jobs(context: click.Context, mine: bool, ended: bool, as_json: bool) -> None
         out.print(plain(note), markup=False)
     if len(notes) > MOST_NOTES:
         out.print(f"and {len(notes) - MOST_NOTES:,} more such notes (--json has all)")
+    if site_config(context).simulated:
+        out.print(SIMULATED)
     if any(run["floor_passed"] for run in data):
         out.print("past floor: an emergency limit holds the run below what its user was promised")
 

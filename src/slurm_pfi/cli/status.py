@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from ..units import format_duration, format_power
-from .common import Screen, ask_controller, print_json
+from .common import SIMULATED, Screen, ask_controller, print_json
 from .tables import Column, names_text, plain, show_table
 
 MOST_NODES: Final = 40
@@ -64,6 +64,8 @@ def headline(data: Mapping[str, Any]) -> list[str]:
         f"declared beside them {format_power(draw['overhead_mw'])}",
         f"without caps at most {format_power(draw['uncapped_worst_mw'])}",
     ]
+    if data["simulated"]:
+        lines.append(SIMULATED)
     if data["off"]:
         lines.append("OFF: no limit is enforced ('slurm-pfi on' ends this)")
     if not data["limits_known"]:

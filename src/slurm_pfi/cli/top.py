@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..units import format_power
 from .clock import local_text
-from .common import ask_controller, console, control_path, percent, print_json
+from .common import SIMULATED, ask_controller, console, control_path, percent, print_json
 from .jobs import draw_text, flex_text, job_text, short_state
 from .status import NODE_COLUMNS, in_groups, limit_lines, node_rank, nodes_in_short
 from .tables import Column, fit, names_text, plain
@@ -107,6 +107,8 @@ def _site(status: Mapping[str, Any], now_unix_s: float, away: str) -> list[tuple
     ]
     if away:
         lines.append((away, "reverse"))
+    if status["simulated"]:
+        lines.append((SIMULATED, "yellow"))
     if status["off"]:
         lines.append(("OFF: no limit is enforced ('slurm-pfi on' ends this)", "bold red"))
     if not status["limits_known"]:

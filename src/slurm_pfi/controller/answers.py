@@ -232,6 +232,7 @@ def job_view(
     gpus = run_gpus(view, state.nodes)
     return {
         **run_view(view, state, now_ns),
+        "simulated": config.simulated,
         "uid": uid_of(view, state),
         "name": None if job is None else job.name,
         "account": None if job is None else job.account,

@@ -164,7 +164,7 @@ def look_at(state: State, config: Config, science: Science, now_ns: int) -> Basi
         off=state.off,
         limits_known=state.limits_known,
         enforces=any(node.mode == "enforce" for node in state.nodes.values()),
-        simulated=config.node.identity_dir is not None,
+        simulated=config.simulated,
         silent=silent,
         unreached=tuple(str(run) for run in running if run not in reached),
     )

@@ -109,7 +109,7 @@ def window_row(
         draw_before_mw=draw_before_mw,
         beside_mw=beside_mw(state, config),
         response_s=config.times.response_s,
-        simulated=config.node.identity_dir is not None,
+        simulated=config.simulated,
     )
 
 

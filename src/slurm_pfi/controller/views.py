@@ -29,6 +29,7 @@ def site_view(state: State, config: Config, now_ns: int, now_unix_s: float | Non
     phases = [view.phase for view in state.runs.values()]
     return {
         "cluster": config.cluster,
+        "simulated": config.simulated,
         "epoch": state.epoch,
         "off": state.off,
         "limits_known": state.limits_known,
