@@ -336,6 +336,10 @@ class Site(Daemons):
         """``slurm-pfi status --json``."""
         return self.ask("status")
 
+    def of_window(self, key: str) -> Any:
+        """A value of the open window; None before the controller has opened one."""
+        return (self.status()["window"] or {}).get(key)
+
     def jobs(self) -> dict[int, Any]:
         """``slurm-pfi jobs --json``, by job id."""
         return {run["job_id"]: run for run in self.ask("jobs")}

@@ -50,7 +50,7 @@ def too_low(site: Site, short_mw: int = 600_000) -> None:
     """A limit that cannot be held: everything goes as low as it may, and the shortfall is said in watts."""
     site.cli("limit", "set", f"{(LEAST_MW - short_mw) // 1000}W")
     wait_as("n1 is parked", lambda: caps_mw(site, "n1") == [PARK_MW] * 4)
-    wait_as("the shortfall is said", lambda: site.status()["window"]["shortfall_mw"] == short_mw)
+    wait_as("the shortfall is said", lambda: site.of_window("shortfall_mw") == short_mw)
 
 
 def test_a_node_without_an_agent_counts_at_its_maximum(site: Site) -> None:
@@ -111,7 +111,7 @@ def test_the_missing_agent_comes_in_the_window(site: Site) -> None:
     too_low(site)
     site.start_agent("n2")
     wait_as("n2 is parked", lambda: caps_mw(site, "n2") == [PARK_MW] * 4)
-    wait_as("nothing is short", lambda: site.status()["window"]["shortfall_mw"] == 0)
+    wait_as("nothing is short", lambda: site.of_window("shortfall_mw") == 0)
     assert site_mw(site) <= LEAST_MW - 600_000
 
 
@@ -142,7 +142,7 @@ def full_journal(site: Site) -> Iterator[Path]:
 def test_no_room_for_the_journal(site: Site, full_journal: Path) -> None:
     before = site.log_of("n2").count("No space left")
     site.cli("limit", "set", f"{(LEAST_MW - 600_000) // 1000}W")
-    wait_as("the shortfall is said", lambda: site.status()["window"]["shortfall_mw"] == 600_000)
+    wait_as("the shortfall is said", lambda: site.of_window("shortfall_mw") == 600_000)
     assert caps_mw(site, "n2") == [DEFAULT_MW] * 4  # nothing is set that could not be taken back
     assert "No space left" in site.cli("status").stdout
     hold(site, 2.0)
@@ -230,7 +230,7 @@ def test_a_stray_job_file_lifts_no_cap_while_slurm_is_silent(site: Site) -> None
         wait_as("both are known", lambda: sorted(site.jobs()) == [job, 4000001])
         hold(site, 1.5)
         assert caps_mw(site) == capped
-        assert site.status()["window"]["shortfall_mw"] == 0
+        assert site.of_window("shortfall_mw") == 0
     finally:
         site.cluster.start_slurmctld()
     wait_as("it is removed once Slurm answers", lambda: not (jobs / "4000001.0").exists())
@@ -275,7 +275,7 @@ def test_a_gpu_whose_set_hangs_costs_only_itself(site: Site) -> None:
         )
         site.cli("limit", "set", "5kW")
         wait_as("the others are parked", lambda: caps_mw(site).count(PARK_MW) == 7, 20)
-        wait_as("it counts at its maximum", lambda: site.status()["window"]["shortfall_mw"] == 0)
+        wait_as("it counts at its maximum", lambda: site.of_window("shortfall_mw") == 0)
         assert site_mw(site) <= 5_000_000
         wait_as("it is said", lambda: uuid in str(node(site, "n1")["faults"]))
     wait_as("it follows again", lambda: caps_mw(site).count(PARK_MW) == 8, 40)

@@ -72,7 +72,7 @@ class TestMainPath:
             assert not shown[job]["floor_passed"]
         assert shown[high]["cap_mw"] < shown[five]["cap_mw"] <= DEFAULT_MW
         assert shown[low]["floor_mw"] == shown[five]["floor_mw"]
-        assert site.status()["window"]["shortfall_mw"] == 0
+        assert site.of_window("shortfall_mw") == 0
         assert controller_audit(site, "infeasible") == []
         text = site.cli("jobs").stdout
         assert f"{low}: none is not allowed here; read as low" in text

@@ -72,7 +72,7 @@ def test_a_job_starts_while_the_agent_is_stopped(site: Site) -> None:
     site.send_signal("n2", signal.SIGSTOP)
     job = site.submit(TRAIN, gpus=2, flex="medium", where="n2")
     site.wait_training(job)
-    wait_as("n2 does not answer", lambda: "n2" in site.status()["window"]["silent"])
+    wait_as("n2 does not answer", lambda: "n2" in (site.of_window("silent") or ()))
     assert job not in site.jobs()
     wait_as("steps", lambda: len(kernels(site, job)) > 6)
     assert {line.effective_mw for line in kernels(site, job)} == {PARK_MW}
@@ -88,7 +88,7 @@ def test_a_job_starts_after_the_agent_was_killed(site: Site, tmp_path: Path) -> 
     job = site.submit(TRAIN, gpus=2, flex="medium", where="n2")
     site.wait_training(job)
     # Its caps stay where they are, and after node_silent_s it counts at its default limits.
-    wait_as("n2 counts at its worst", lambda: site.status()["window"]["committed_mw"] > 4 * DEFAULT_MW, 15)
+    wait_as("n2 counts at its worst", lambda: (site.of_window("committed_mw") or 0) > 4 * DEFAULT_MW, 15)
     assert {line.effective_mw for line in kernels(site, job)} == {PARK_MW}
     shown = {node["name"]: node for node in site.status()["nodes"]}
     assert shown["n2"]["state"] == "silent"
@@ -110,7 +110,7 @@ def test_a_job_whose_floor_does_not_fit_waits_and_does_not_break_the_limit(site:
         "it is told",
         lambda: any(r["run"] == f"pfi:{job}.0" for r in controller_audit(site, "floor_breach")),
     )
-    assert site.status()["window"]["shortfall_mw"] == 0
+    assert site.of_window("shortfall_mw") == 0
     assert "waiting for power" in site.cli("jobs").stdout
 
     # A new commander does not forget that it waits.
@@ -120,7 +120,7 @@ def test_a_job_whose_floor_does_not_fit_waits_and_does_not_break_the_limit(site:
     wait_as("it plans again", lambda: site.status()["window"] is not None)
     hold(site, 2.0)
     assert site.jobs()[job]["state"] == "waiting for power"
-    assert site.status()["window"]["shortfall_mw"] == 0
+    assert site.of_window("shortfall_mw") == 0
     assert site_mw(site) <= 5_600_000
 
     site.cluster.run(["scancel", str(first)])
@@ -213,8 +213,8 @@ def test_a_limit_is_set_while_an_agent_hangs(site: Site) -> None:
         set_limit(site, 7000)
         assert caps_mw(site, "n2") == [DEFAULT_MW] * 4
         assert max(caps_mw(site, "n1")) <= 550_000
-        wait_as("it is named", lambda: site.status()["window"]["silent"] == ["n2"])
-        assert site.status()["window"]["shortfall_mw"] == 0
+        wait_as("it is named", lambda: site.of_window("silent") == ["n2"])
+        assert site.of_window("shortfall_mw") == 0
     finally:
         site.send_signal("n2", signal.SIGCONT)
     wait_as("n2 is parked", lambda: caps_mw(site, "n2") == [PARK_MW] * 4)
