@@ -66,8 +66,23 @@ class DeviceLimits(Frozen, frozen=True, kw_only=True):
     replaced_mw: int | None = None
 
 
+class Capabilities(Frozen, frozen=True, kw_only=True):
+    """What a device offers, found out without changing anything; None where it could not be told.
+
+    ``settable``: the device has a settable limit and this process the right to set it. ``gpm``: activity counters.
+    ``module_scope``: a limit of the whole module (GH200) may rule below the device's own.
+    """
+
+    settable: bool | None = None
+    gpm: bool | None = None
+    module_scope: bool | None = None
+
+
 class DeviceInfo(Frozen, frozen=True, kw_only=True):
-    """Identity of one device. ``minor`` is the N of /dev/nvidiaN; ``index`` is today's NVML order, for people only."""
+    """Identity of one device. ``minor`` is the N of /dev/nvidiaN; ``index`` is today's NVML order, for people only.
+
+    ``mig``: whether the board is divided into slices now; None where that could not be told.
+    """
 
     uuid: GpuId
     model: str
@@ -76,10 +91,17 @@ class DeviceInfo(Frozen, frozen=True, kw_only=True):
     index: int
     limits: DeviceLimits
     persistence: bool | None
+    mig: bool | None = None
+    sm_clock_max_mhz: int | None = None
+    capabilities: Capabilities = Capabilities()
 
 
 class DeviceSample(Frozen, frozen=True, kw_only=True):
-    """A reading of one device. A quantity that the device did not give is None."""
+    """A reading of one device. A quantity that the device did not give, or gave as nonsense, is None.
+
+    ``draw_mw`` is the instant draw where the device has it, ``average_mw`` its own average of about 1 s. Activities are
+    shares 0..1 of the time since the device's last reading with activity; ``copy_utilisation`` is that of memory.
+    """
 
     uuid: GpuId
     monotonic_ns: int
@@ -90,6 +112,11 @@ class DeviceSample(Frozen, frozen=True, kw_only=True):
     utilisation: float | None
     sm_clock_mhz: int | None
     event_reasons: int | None
+    average_mw: int | None = None
+    copy_utilisation: float | None = None
+    sm_active: float | None = None
+    tensor_active: float | None = None
+    dram_active: float | None = None
 
 
 class DeviceFailure(Frozen, frozen=True, kw_only=True):
@@ -112,8 +139,10 @@ class GpuDevices(Protocol):
         What is replaced is read just before, so that another writer's limit does not go unseen.
         """
 
-    async def sample(self, uuids: tuple[GpuId, ...]) -> tuple[DeviceSample | DeviceFailure, ...]:
-        """Read limits and draw of these devices, one answer each, in order."""
+    async def sample(
+        self, uuids: tuple[GpuId, ...], *, activity: bool = False
+    ) -> tuple[DeviceSample | DeviceFailure, ...]:
+        """Read limits and draw of these devices, one answer each, in order; with ``activity`` the counters too."""
 
     async def release(self) -> None:
         """Let go of every handle, so that a reset, a MIG change or a driver upgrade can go on."""

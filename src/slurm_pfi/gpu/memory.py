@@ -144,7 +144,9 @@ class MemoryGpuDevices:
             )
         return msgspec.structs.replace(_limits(gpu), replaced_mw=replaced_mw)
 
-    async def sample(self, uuids: tuple[GpuId, ...]) -> tuple[DeviceSample | DeviceFailure, ...]:
+    async def sample(
+        self, uuids: tuple[GpuId, ...], *, activity: bool = False
+    ) -> tuple[DeviceSample | DeviceFailure, ...]:
         self.calls.append("sample")
         self._raise_fault("", "sample")
         return tuple(self._sample(uuid) for uuid in uuids)

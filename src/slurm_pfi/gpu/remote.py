@@ -114,7 +114,9 @@ class RemoteGpuDevices:
             raise LibraryGoneError(f"{uuid}: the NVML process gave no limits", uuid=uuid)
         return reply.limits
 
-    async def sample(self, uuids: tuple[GpuId, ...]) -> tuple[DeviceSample | DeviceFailure, ...]:
+    async def sample(
+        self, uuids: tuple[GpuId, ...], *, activity: bool = False
+    ) -> tuple[DeviceSample | DeviceFailure, ...]:
         """As the protocol says; it never raises a DeviceError."""
         return tuple([await self._sample(uuid) for uuid in uuids])
 
