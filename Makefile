@@ -13,11 +13,12 @@ MIX ?= one
 APT_PACKAGES := python3 python3-venv gcc libc6-dev make slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libslurm-dev \
 	slurmdbd mariadb-server
 
-.PHONY: help demo test lint bench science screenshots mutants clean setup system native
+.PHONY: help demo test hardware-checks lint bench science screenshots mutants clean setup system native
 
 help:
 	@echo "make demo     show the main job on a real Slurm cluster with simulated GPUs"
 	@echo "make test     run all tests"
+	@echo "make hardware-checks  read the GPUs of this machine as the agent does (read-only)"
 	@echo "make lint     ruff, mypy --strict"
 	@echo "make bench    speed and memory, written to build/bench"
 	@echo "make science  the studies of docs/science.md, written to build/science (some ten minutes)"
@@ -32,7 +33,11 @@ demo: setup
 test: export OPENBLAS_NUM_THREADS := 1
 test: setup
 	$(PY) -m pytest -m cluster
-	$(PY) -m pytest -m "not cluster" -n auto
+	$(PY) -m pytest -m "not cluster and not gpu" -n auto
+
+# Where there is an NVIDIA GPU: reads it through the agent's own code, writes nothing.
+hardware-checks: setup
+	$(PY) -m pytest -q -s -m gpu tests/hardware
 
 lint: setup
 	$(VENV)/bin/ruff check .
