@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def settings_of_the_machine() -> list[dict[str, Any]]:
-    """What a check of ours could have changed, read without any code of ours; an error stands for what is not offered."""
+    """What a check of ours could have changed, read without code of ours; an error stands for what is not offered."""
 
     def ask(function: str, *arguments: Any) -> Any:
         try:
