@@ -245,7 +245,7 @@ class Agent:
 
     def _leave_restorer(self, at_ns: int) -> None:
         try:
-            leave(self._config_file, self._node, self._paths, at_ns)
+            leave(self._config, self._node, self._paths, at_ns, self._log)
         except OSError as error:
             self._log.error("no restorer could be left; limits stay until an agent is back", why=error)
 

@@ -273,8 +273,11 @@ def _ask_devices(turn: Turn, period_ns: int) -> None:
     if state.sample_due_ns > turn.now_ns + period_ns:
         turn.change(sample_due_ns=turn.now_ns + period_ns)  # a window has opened
     if not state.sampling and turn.now_ns >= turn.state.sample_due_ns:
+        activity = turn.now_ns + period_ns // 2 >= state.activity_due_ns
         turn.change(sampling=True, sample_due_ns=turn.now_ns + period_ns)
-        turn.do(Sample(uuids=tuple(state.gpus)))
+        if activity:
+            turn.change(activity_due_ns=turn.now_ns + state.settings.activity_ns)
+        turn.do(Sample(uuids=tuple(state.gpus), activity=activity))
     _ask_settling(turn)
 
 
@@ -303,16 +306,21 @@ def _stop(turn: Turn) -> None:
     if waiting and turn.now_ns - state.stopping_ns < state.settings.stop_ns:
         return
     capped = sum(gpu.current_mw is not None for gpu in state.gpus.values())
-    restore_at_ns = _restore_at_ns(turn) if capped else None
+    unanswered = sorted(gpu.uuid for gpu in state.gpus.values() if gpu.setting)
+    # Before the first list nobody knows what an earlier agent left; who comes at the window's end reads the journal.
+    restore_at_ns = _restore_at_ns(turn) if capped or not state.listed else None
+    limits = f"{capped} GPUs keep their limits" if state.listed else "limits of ours, if any, stay"
     if restore_at_ns is not None:
-        in_s = (restore_at_ns - turn.now_ns) / 1e9
-        reason = f"{capped} GPUs keep their limits; they are restored in {in_s:.1f} s"
+        in_s = max(0, restore_at_ns - turn.now_ns) / 1e9
+        reason = f"{limits}; they are restored in {in_s:.1f} s"
         turn.do(LeaveRestorer(at_ns=restore_at_ns))
-    elif capped:
-        reason = f"{capped} GPUs keep their limits until an agent is back: no end of the window is known"
+    elif capped or not state.listed:
+        reason = f"{limits} until an agent is back: no end of the window is known"
     else:
         reason = "no GPU holds a limit of ours"
-    turn.audit("stopped", reason=reason)
+    if unanswered:
+        reason += "; sets under way were not answered, so these GPUs are at the old or the new limit"
+    turn.audit("stopped", reason=reason, unanswered=unanswered)
     turn.do(Exit())
     turn.change(stopped=True)
 
