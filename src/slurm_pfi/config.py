@@ -78,6 +78,7 @@ class TimesSection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cycle_window_s: Seconds = 1.0
     report_s: Seconds = 5.0
     report_window_s: Seconds = 1.0
+    activity_s: Seconds = 5.0
     rescan_s: Seconds = 10.0
     device_deadline_s: Seconds = 5.0
     slurm_timeout_s: Seconds = 30.0
@@ -195,6 +196,7 @@ def _check(config: Config, origin: str) -> None:
         raise ConfigError(
             f"{origin}: policy.default_flex = 'none': a site where no job gives power needs no limit"
         )
+    _check_times(config.times, origin)
     for field in ("state_dir", "run_dir"):
         _absolute(origin, f"controller.{field}", getattr(config.controller, field))
     _absolute(origin, "node.state_dir", config.node.state_dir)
@@ -206,6 +208,17 @@ def _check(config: Config, origin: str) -> None:
     ):
         if value is not None:
             _absolute(origin, key, value)
+
+
+def _check_times(times: TimesSection, origin: str) -> None:
+    """A node or GPU that hangs is noticed, and others make room within a cycle, before the limit must hold."""
+    for name in ("node_answer_s", "device_deadline_s"):
+        value_s = getattr(times, name)
+        if value_s + times.cycle_window_s > times.response_s:
+            raise ConfigError(
+                f"{origin}: times.{name} = {value_s:g}: with times.cycle_window_s = {times.cycle_window_s:g} it must not "
+                f"exceed times.response_s = {times.response_s:g}, or a limit may not hold in time when a node hangs"
+            )
 
 
 def _absolute(origin: str, key: str, value: str) -> None:

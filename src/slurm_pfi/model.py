@@ -90,12 +90,33 @@ class Progress(Frozen, frozen=True, kw_only=True):
     age_s: float
 
 
+class Activity(Frozen, frozen=True, kw_only=True):
+    """What a GPU did in the ``over_s`` seconds that ended ``age_s`` before the report. Unknown is None.
+
+    Shares of that time, 0..1: ``sm`` with work on its multiprocessors, ``tensor`` of their cycles with a tensor pipe
+    at work, ``dram`` of its memory bandwidth, ``copy`` with memory in use, ``busy`` with any kernel.
+    ``sm_clock_mhz``: mean of the readings.
+    """
+
+    over_s: float
+    age_s: float
+    sm: float | None = None
+    tensor: float | None = None
+    dram: float | None = None
+    copy: float | None = None
+    busy: float | None = None
+    sm_clock_mhz: float | None = None
+    sm_clock_max_mhz: int | None = None
+
+
 class GpuReport(Frozen, frozen=True, kw_only=True):
     """One GPU as its agent knows it.
 
     ``ceiling_mw`` is the most that the limit can be until a newer report: the highest of requested, enforced and
     any set still under way. ``prior_mw`` is what the limit was before us; None means unknown, and then the agent
-    leaves the GPU alone. ``position`` is the place in gres.conf that Slurm counts by.
+    leaves the GPU alone. ``position`` is the place in gres.conf that Slurm counts by. ``draw_mw`` is the draw now,
+    ``mean_mw`` that since the reading before by the energy counter. ``slowed``: what holds its clock down, a word of
+    ``node.telemetry``; empty for nothing, and where it is not known.
     """
 
     uuid: GpuId
@@ -111,6 +132,9 @@ class GpuReport(Frozen, frozen=True, kw_only=True):
     draw_mw: int | None
     runs: tuple[Run, ...] = ()
     fault: str = ""
+    mean_mw: int | None = None
+    activity: Activity | None = None
+    slowed: str = ""
 
 
 class RunReport(Frozen, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..model import PlanStep
-from . import intake
+from . import intake, sets
 from .limits import LeaveForeign, Record, Rest, Set, Wanted, decide, wanted
 from .messages import (
     Action,
@@ -95,7 +95,7 @@ def _take_in(turn: Turn, event: Event) -> None:  # noqa: PLR0912 - one case for 
         case Sampled():
             intake.sampled(turn, event)
         case SetDone():
-            intake.set_done(turn, event)
+            sets.set_done(turn, event)
         case SetFailed() if event.not_tried:
             if event.uuid in turn.state.gpus:
                 turn.set_not_tried(event.uuid, event.error)
@@ -183,7 +183,7 @@ def _expire_settling(turn: Turn) -> None:
         if pending.raises or (enforced_mw is not None and enforced_mw <= pending.cap_mw + TOLERANCE_MW):
             # Raised, but another limit, of the board or its management controller, rules: that is lower, so it is
             # safe. Lowered and in force: only the draw could not be seen to follow.
-            intake.settled(turn, gpu)
+            sets.settled(turn, gpu)
         elif not gpu.set_fault:
             turn.change_gpu(
                 gpu.uuid,

@@ -54,10 +54,11 @@ class Hardware:
             raise JournalError("the journal has not been opened")
         self.journal.write(entry)
 
-    async def sample(self, uuids: tuple[GpuId, ...], *, quick: bool) -> Sampled:
-        """Read limits and draw; a library that is gone is a failure of each."""
+    async def sample(self, uuids: tuple[GpuId, ...], *, quick: bool, activity: bool = False) -> Sampled:
+        """Read limits and draw, with ``activity`` what they do too; a library that is gone is a failure of each."""
         try:
-            return Sampled(samples=await self.devices.sample(uuids), quick=quick)
+            samples = await self.devices.sample(uuids, activity=activity)
+            return Sampled(samples=samples, quick=quick, activity=activity)
         except DeviceError as error:
             kind, message = type(error).__name__, str(error)
             failures = tuple(DeviceFailure(uuid=uuid, kind=kind, message=message) for uuid in uuids)

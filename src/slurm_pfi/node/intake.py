@@ -16,16 +16,16 @@ from .messages import (
     RemoveJobFile,
     Sampled,
     SavePlan,
-    SetDone,
 )
 from .plan import HeldPlan, malformed, refusal
-from .state import TOLERANCE_MW, Gpu, Pending, SeenRun, State, near
+from .sets import count_reverted, noticed, resolved, settle, tell_readback
+from .state import TOLERANCE_MW, Gpu, SeenRun, State, near
+from .telemetry import Bounds, Telemetry, over_cap, taken
 from .turn import Turn
 
 GONE_KINDS = frozenset({"LostError", "NeedsResetError"})
-ABSURD_DRAW = (
-    1.5  # a reading beyond this share of the device's greatest limit is no draw (2 kW on 700 W was seen)
-)
+MEASURED = ("draw", "energy", "cap")
+"""What of a GPU's readings may be wrong while it answers."""
 
 
 # ------------------------------------------------------------------------------------------------------ plans
@@ -220,25 +220,39 @@ def sampled(turn: Turn, event: Sampled) -> None:
         if isinstance(sample, DeviceFailure):
             _unread(turn, gpu, f"{sample.kind}: {sample.message}", gone=sample.kind in GONE_KINDS)
         else:
-            _read(turn, gpu, sample)
+            _read(turn, _measured(turn, gpu, sample, event), sample)
     if not event.quick:
         turn.report_soon()
 
 
 def _unread(turn: Turn, gpu: Gpu, fault: str, *, gone: bool) -> None:
     settings = turn.state.settings
-    gpu = turn.change_gpu(gpu.uuid, read_fault=fault, draw_mw=None)
+    gpu = turn.change_gpu(gpu.uuid, read_fault=fault, draw_mw=None, telemetry=Telemetry())
+    for what in MEASURED:
+        turn.fault(f"{what} of {gpu.uuid}", "")
     if gone or turn.now_ns - gpu.read_ns > settings.response_ns:
         turn.change_gpu(gpu.uuid, requested_mw=None, enforced_mw=None)
         if turn.state.relist_at_ns is None:  # the device or the driver may have been replaced
             turn.change(relist_at_ns=turn.now_ns + settings.relist_ns)
 
 
+def _measured(turn: Turn, gpu: Gpu, sample: DeviceSample, event: Sampled) -> Gpu:
+    """What the reading says of draw and activity, as far as it can be."""
+    bounds = Bounds(max_mw=gpu.max_mw, sm_clock_max_mhz=gpu.sm_clock_max_mhz)
+    found = taken(gpu.telemetry, sample, bounds, quick=event.quick, asked=event.activity)
+    gpu = turn.change_gpu(gpu.uuid, draw_mw=found.draw_mw, telemetry=found.telemetry)
+    texts = {"draw": found.draw_fault}
+    if not event.quick:
+        capped = gpu.current_mw is not None and gpu.pending is None
+        since_ns = gpu.touched_ns + turn.state.settings.settle_ns
+        texts["energy"] = found.energy_fault
+        texts["cap"] = over_cap(found.telemetry, gpu.enforced_mw if capped else None, since_ns)
+    for what, text in texts.items():
+        turn.fault(f"{what} of {gpu.uuid}", f"{gpu.uuid}: {text}" if text else "")
+    return gpu
+
+
 def _read(turn: Turn, gpu: Gpu, sample: DeviceSample) -> None:
-    draw_mw = sample.draw_mw
-    absurd = draw_mw is not None and not 0 <= draw_mw <= ABSURD_DRAW * gpu.max_mw
-    turn.fault(f"draw of {gpu.uuid}", f"{gpu.uuid}: a draw of {draw_mw} mW is not believed" if absurd else "")
-    gpu = turn.change_gpu(gpu.uuid, draw_mw=None if absurd else draw_mw)
     if gpu.setting or sample.monotonic_ns < gpu.touched_ns:
         return  # what it says of limits is older than the set
     if sample.requested_mw is None or sample.enforced_mw is None:
@@ -250,7 +264,7 @@ def _read(turn: Turn, gpu: Gpu, sample: DeviceSample) -> None:
         turn.report_soon()
     late = gpu.pending is None and gpu.enforced_mw is not None and gpu.enforced_mw > sample.enforced_mw
     if late and sample.enforced_mw == gpu.current_mw:  # in force after it was no longer waited for
-        _tell_readback(turn, gpu.uuid, sample.requested_mw, sample.enforced_mw, sample.enforced_mw)
+        tell_readback(turn, gpu.uuid, sample.requested_mw, sample.enforced_mw, sample.enforced_mw)
     gpu = turn.change_gpu(
         gpu.uuid,
         requested_mw=sample.requested_mw,
@@ -262,100 +276,6 @@ def _read(turn: Turn, gpu: Gpu, sample: DeviceSample) -> None:
         doubt_mw=None if sure else gpu.doubt_mw,
         overtaken_mw=gpu.overtaken_mw if sample.monotonic_ns < gpu.overtaken_until_ns else 0,
     )
-    _settle(turn, gpu)
+    resolved(turn, gpu.uuid)
+    settle(turn, turn.state.gpus[gpu.uuid])
     learn_prior(turn, gpu.uuid)
-
-
-# ------------------------------------------------------------------------------------------------------- sets
-
-
-def set_done(turn: Turn, event: SetDone) -> None:
-    """The device says it did. Believed only if it reads back what was asked."""
-    gpu = turn.state.gpus.get(event.uuid)
-    if gpu is None or gpu.pending is None:
-        return
-    limits, pending = event.limits, gpu.pending
-    if limits.replaced_mw is not None:
-        _replaced(turn, gpu, pending, limits.replaced_mw)
-    gpu = turn.change_gpu(
-        gpu.uuid,
-        requested_mw=limits.requested_mw,
-        enforced_mw=limits.enforced_mw,
-        read_ns=turn.now_ns,
-        touched_ns=turn.now_ns,
-        read_fault="",
-    )
-    if not near(limits.requested_mw, pending.cap_mw):
-        error = f"the device accepted it, but {limits.requested_mw} mW is read back"
-        turn.set_failed(gpu.uuid, error, in_doubt=False, lasting=False)
-        return
-    gpu = turn.change_gpu(
-        gpu.uuid,
-        pending=replace(pending, settling=True),
-        failures=0,
-        retry_at_ns=0,
-        set_fault="",
-        doubt_mw=None,
-        foreign_mw=None,
-        confirmed=not pending.restores,
-    )
-    if pending.restores:
-        turn.rest(gpu.uuid)
-    turn.report_soon()
-    _settle(turn, turn.state.gpus[gpu.uuid])
-
-
-def _replaced(turn: Turn, gpu: Gpu, pending: Pending, found_mw: int) -> None:
-    """Somebody wrote between our last reading and our set: where we held nothing it is the limit before us now."""
-    known = (gpu.requested_mw, gpu.doubt_mw, *gpu.issued_mw)
-    if any(near(found_mw, value_mw) for value_mw in known if value_mw is not None):
-        return
-    if pending.ours.current_mw is None:
-        turn.record_prior(gpu, found_mw, "read", pending.run)
-    else:
-        turn.conflict(gpu, found_mw)
-
-
-def _settle(turn: Turn, gpu: Gpu) -> None:
-    """Whether the limit that the device took is in force."""
-    pending = gpu.pending
-    if pending is None or not pending.settling or gpu.enforced_mw is None:
-        return
-    if gpu.overtaken_mw > pending.cap_mw + TOLERANCE_MW:
-        return  # limits may come into force in the order of their sets: the earlier raise may be still to come
-    in_force = _took_effect(gpu.enforced_mw, pending)
-    if in_force and not pending.raises:
-        in_force = _draw_follows(turn, gpu, pending)
-    if in_force:
-        settled(turn, gpu)
-
-
-def _took_effect(enforced_mw: int, pending: Pending) -> bool:
-    """Whether the enforced limit is the new one. The old one may lie within a board's rounding of it."""
-    if enforced_mw == pending.cap_mw or (not pending.raises and enforced_mw < pending.cap_mw):
-        return True
-    return near(enforced_mw, pending.cap_mw) and enforced_mw != pending.before_mw
-
-
-def _draw_follows(turn: Turn, gpu: Gpu, pending: Pending) -> bool:
-    """Whether the watts are really given back: a board follows its cap within a second, not at once.
-
-    A draw that is unknown, or stays above the cap (the clock floor, an averaging sensor), is waited for no longer.
-    """
-    if gpu.draw_mw is None or gpu.draw_mw <= pending.cap_mw + TOLERANCE_MW:
-        return True
-    return turn.now_ns - pending.since_ns >= turn.state.settings.draw_settle_ns
-
-
-def settled(turn: Turn, gpu: Gpu) -> None:
-    """The set is over: acknowledge it."""
-    assert gpu.pending is not None
-    _tell_readback(turn, gpu.uuid, gpu.requested_mw, gpu.enforced_mw, gpu.pending.cap_mw)
-    turn.change_gpu(gpu.uuid, pending=None, set_fault="")
-    turn.report_soon()
-
-
-def _tell_readback(
-    turn: Turn, uuid: GpuId, requested_mw: int | None, enforced_mw: int | None, cap_mw: int
-) -> None:
-    turn.audit("readback", uuid=uuid, requested_mw=requested_mw, enforced_mw=enforced_mw, cap_mw=cap_mw)

@@ -83,6 +83,8 @@ def decide(gpu: Gpu, want: Wanted, now_ns: int) -> Decision:
     """What to do now so that this GPU comes to the wanted limit; None when nothing, or not yet."""
     if gpu.blocked or gpu.setting or gpu.prior_mw is None or gpu.requested_mw is None:
         return None
+    if gpu.settable is False:
+        return None  # it was found out without trying, and trying would only repeat it
     if now_ns < gpu.retry_at_ns:
         return None
     if want.cap_mw >= gpu.prior_mw:
@@ -122,6 +124,8 @@ def _lower(gpu: Gpu, want: Wanted, now_ns: int) -> Decision:
         return ask
     if gpu.doubt_mw is not None and near(gpu.requested_mw, gpu.doubt_mw):
         return ask  # a restore whose answer was lost: nobody else wrote
+    if gpu.requested_mw in (gpu.fell_mw, gpu.restored_mw):
+        return replace(ask, reason=f"re-applied: {want.reason}")  # nobody to give way to
     if not gpu.confirmed or want.cap_mw < gpu.current_mw - TOLERANCE_MW:
         # Neither a set that is still to be made nor a new, lower order waits because somebody else wrote in between.
         return replace(ask, conflict_mw=_unsaid(gpu))
@@ -175,8 +179,11 @@ def first_sight(info: DeviceInfo, position: int | None, entry: JournalEntry | st
         min_mw=limits.min_mw,
         max_mw=limits.max_mw,
         default_mw=limits.default_mw,
+        persistence=info.persistence,
+        settable=info.capabilities.settable,
         requested_mw=limits.requested_mw,
         enforced_mw=limits.enforced_mw,
+        sm_clock_max_mhz=info.sm_clock_max_mhz,
         read_ns=now_ns,
         touched_ns=now_ns,
     )

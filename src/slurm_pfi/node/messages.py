@@ -67,10 +67,11 @@ class PlanReceived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """Answers to a Sample. ``quick`` as in the request."""
+    """Answers to a Sample. ``quick`` and ``activity`` as in the request."""
 
     samples: tuple[DeviceSample | DeviceFailure, ...]
     quick: bool = False
+    activity: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,10 +208,14 @@ class ListDevices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Read these GPUs; answered by Sampled. ``quick``: a set is waiting for its enforced limit."""
+    """Read these GPUs; answered by Sampled.
+
+    ``quick``: a set is waiting for its enforced limit. ``activity``: what they do too, which costs more calls.
+    """
 
     uuids: tuple[GpuId, ...]
     quick: bool = False
+    activity: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

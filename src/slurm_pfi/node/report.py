@@ -19,7 +19,7 @@ def build_report(state: State, now_ns: int) -> Report:
         held=held.plan.id if held else None,
         released=state.released,
         window_ends_in_s=None if window_end_ns is None else (window_end_ns - now_ns) / 1e9,
-        gpus=tuple(_gpu(state, gpu) for gpu in state.gpus.values()),
+        gpus=tuple(_gpu(state, gpu, now_ns) for gpu in state.gpus.values()),
         runs=tuple(
             RunReport(run=seen.run, uid=seen.uid, flex=seen.flex, gpus=seen.gpus)
             for seen in state.runs.values()
@@ -58,7 +58,7 @@ def runs_on(state: State, gpu: Gpu) -> tuple[Run, ...]:
     return tuple(run for run, seen in state.runs.items() if gpu.uuid in seen.gpus)
 
 
-def _gpu(state: State, gpu: Gpu) -> GpuReport:
+def _gpu(state: State, gpu: Gpu, now_ns: int) -> GpuReport:
     return GpuReport(
         uuid=gpu.uuid,
         model=gpu.model,
@@ -73,4 +73,7 @@ def _gpu(state: State, gpu: Gpu) -> GpuReport:
         draw_mw=gpu.draw_mw,
         runs=runs_on(state, gpu),
         fault=gpu_fault(state, gpu),
+        mean_mw=gpu.telemetry.mean_mw,
+        activity=gpu.telemetry.activity_now(now_ns),
+        slowed=gpu.telemetry.slowed,
     )

@@ -145,7 +145,10 @@ class Runtime:
                     self._start(self._answer(self._hardware.look(), lost))
                 case Sample():
                     lost = Sampled(samples=(), quick=action.quick)
-                    self._start(self._answer(self._hardware.sample(action.uuids, quick=action.quick), lost))
+                    sampling = self._hardware.sample(
+                        action.uuids, quick=action.quick, activity=action.activity
+                    )
+                    self._start(self._answer(sampling, lost))
                 case _:
                     self._carry_out_file(action)
 

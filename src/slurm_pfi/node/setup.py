@@ -70,6 +70,7 @@ def settings_of(config: Config, node: str, boot_id: str, agent_id: str | None = 
         on_orphan=config.node.on_orphan,
         report_ns=_ns(times.report_s),
         report_window_ns=_ns(times.report_window_s),
+        activity_ns=_ns(times.activity_s),
         report_age_ns=_ns(times.report_age_s),
         response_ns=_ns(times.response_s),
         deadline_ns=_ns(times.device_deadline_s),

@@ -7,11 +7,16 @@ from typing import Final, Literal
 
 from ..model import GpuId, PlanId, Run
 from .plan import HeldPlan
+from .telemetry import Telemetry
 
 NS_PER_S: Final = 1_000_000_000
 TOLERANCE_MW: Final = 1000  # boards may round: a read-back within 1 W is the value asked for
 
 Orphan = Literal["hold", "release"]
+
+Cause = Literal["default value", "another value", "reset", "driver restart"]
+"""Why a cap that was in force is no longer found: at the device's default or at another value, after the device had
+been lost or in need of a reset, or after the driver started anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +33,15 @@ class Settings:
     report_age_ns: int
     response_ns: int
     deadline_ns: int
+    activity_ns: int = 5 * NS_PER_S
     settle_ns: int = 2 * NS_PER_S
     settle_step_ns: int = NS_PER_S // 20
     draw_settle_ns: int = 7 * NS_PER_S // 10
     reapply_ns: int = 5 * NS_PER_S
+    reapply_most_ns: int = 60 * NS_PER_S
+    relist_first_ns: int = 2 * NS_PER_S
     relist_ns: int = 30 * NS_PER_S
+    survey_ns: int = 300 * NS_PER_S
     stop_ns: int = 3 * NS_PER_S
     report_gap_ns: int = NS_PER_S // 100
 
@@ -44,11 +53,15 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ours:
-    """What of ours was on a GPU before a set: the fields of ``Gpu`` that the set has changed ahead of its answer."""
+    """What of ours was on a GPU before a set: the fields of ``Gpu`` that the set has changed ahead of its answer.
+
+    ``requested_mw`` is what the device had then, whosever it was.
+    """
 
     current_mw: int | None = None
     issued_mw: tuple[int, ...] = ()
     confirmed: bool = False
+    requested_mw: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +90,11 @@ class Gpu:
     ``confirmed``: ``current_mw`` was read back. ``doubt_mw``: a value whose set failed in a way that may still
     have done it. ``overtaken_mw``: a raise whose effect was still awaited when a lowering followed; until the given
     instant it may yet come into force for a moment. ``blocked`` says why the GPU must not be touched at all.
+    ``settable`` False: no limit can be set. ``persistence``: unless it is True the limit may fall to the default.
+    ``undo``: a set failed, and comes off the record once the device shows that it changed nothing. ``fell_mw``: where
+    the limit fell to by itself. ``restored_mw``: our restore met somebody's new limit, which is to be put back.
+    ``gone``: the device was lost or needed a reset when last read. ``reapplied``: how often in a row somebody else's
+    limit was replaced.
     """
 
     uuid: GpuId
@@ -85,6 +103,8 @@ class Gpu:
     min_mw: int
     max_mw: int
     default_mw: int
+    persistence: bool | None = None
+    settable: bool | None = None
     prior_mw: int | None = None
     how: str = ""
     current_mw: int | None = None
@@ -93,6 +113,8 @@ class Gpu:
     requested_mw: int | None = None
     enforced_mw: int | None = None
     draw_mw: int | None = None
+    sm_clock_max_mhz: int | None = None
+    telemetry: Telemetry = Telemetry()
     read_ns: int = 0
     touched_ns: int = 0
     pending: Pending | None = None
@@ -102,13 +124,20 @@ class Gpu:
     failures: int = 0
     retry_at_ns: int = 0
     reapply_at_ns: int = 0
+    reapplied: int = 0
     foreign_mw: int | None = None
+    fell_mw: int | None = None
+    restored_mw: int | None = None
+    undo: Ours | None = None
+    gone: bool = False
     blocked: str = ""
     read_fault: str = ""
     set_fault: str = ""
 
     def is_ours(self, limit_mw: int) -> bool:
-        """Whether this value, as the device shows it, is one that we issued in this boot."""
+        """Whether this value, as the device shows it, comes of a set of ours in this boot, or of nobody's."""
+        if limit_mw in (self.fell_mw, self.restored_mw):
+            return True
         return any(near(limit_mw, issued) for issued in self.issued_mw)
 
     @property
@@ -131,7 +160,10 @@ class SeenRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The whole agent. ``sent_ns`` holds the reports young enough to be answered by a plan."""
+    """The whole agent. ``sent_ns`` holds the reports young enough to be answered by a plan.
+
+    ``reverted`` counts caps found lifted, by cause; ``unlisted`` how often in a row no list of GPUs could be had.
+    """
 
     settings: Settings
     started_ns: int
@@ -147,6 +179,8 @@ class State:
     stopping_ns: int | None = None
     stopped: bool = False
     listed: bool = False
+    unlisted: int = 0
+    reverted: dict[Cause, int] = field(default_factory=dict)
     connected: bool = False
     seq: int = 0
     sent_ns: dict[int, int] = field(default_factory=dict)
@@ -158,6 +192,7 @@ class State:
     relist_at_ns: int | None = 0
     sampling: bool = False
     sample_due_ns: int = 0
+    activity_due_ns: int = 0
     quick_sampling: bool = False
     quick_due_ns: int | None = None
     report_due_ns: int = 0
@@ -172,7 +207,8 @@ def near(left_mw: int, right_mw: int) -> bool:
 def ceiling_mw(gpu: Gpu) -> int | None:
     """The most that the limit can be: requested, enforced and whatever may still take effect. None if unread.
 
-    A lowering counts in full only when it has been confirmed, draw included: then others may have the watts.
+    A lowering counts in full only when it has been confirmed, draw included: then others may have the watts. Without
+    persistence mode a limit is gone as soon as no process holds the device, so the default counts.
     """
     if gpu.requested_mw is None or gpu.enforced_mw is None:
         return None
@@ -180,4 +216,5 @@ def ceiling_mw(gpu: Gpu) -> int | None:
     if gpu.pending and gpu.pending.before_mw is not None:
         asked.append(gpu.pending.before_mw)
     doubted = [gpu.doubt_mw] if gpu.doubt_mw is not None else []
-    return max(gpu.requested_mw, gpu.enforced_mw, gpu.overtaken_mw, *asked, *doubted)
+    fallback_mw = 0 if gpu.persistence is True else gpu.default_mw
+    return max(gpu.requested_mw, gpu.enforced_mw, gpu.overtaken_mw, fallback_mw, *asked, *doubted)
