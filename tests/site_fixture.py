@@ -35,6 +35,9 @@ TRAIN = "L70 FT nc"  # draws 692 W uncapped: any cap binds
 def small_site(*, nodes: int = 2, gpus: int = 4, **more: Any) -> SiteOptions:
     """Two nodes of four GPUs, the second one scrambled: 5.6 kW of caps and 2 kW beside them."""
     times = {**SHORT_TIMES, **more.pop("times", {})}
+    in_time_s = times["response_s"] - 1  # cycle_window_s
+    for name in ("node_answer_s", "device_deadline_s"):
+        times[name] = min(times.get(name, in_time_s), in_time_s)
     return SiteOptions(nodes=nodes, gpus=gpus, scrambled=("n2",), times=times, **more)
 
 

@@ -216,8 +216,8 @@ def _check_times(times: TimesSection, origin: str) -> None:
         value_s = getattr(times, name)
         if value_s + times.cycle_window_s > times.response_s:
             raise ConfigError(
-                f"{origin}: times.{name} = {value_s:g}: with times.cycle_window_s = {times.cycle_window_s:g} it must not "
-                f"exceed times.response_s = {times.response_s:g}, or a limit may not hold in time when a node hangs"
+                f"{origin}: times.{name} = {value_s:g}: with times.cycle_window_s = {times.cycle_window_s:g} it must "
+                f"not exceed times.response_s = {times.response_s:g}, or a limit may not hold in time when a node hangs"
             )
 
 

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(os.getuid() != 0, reason="needs root: else jobs run as the owner of everything"),
 ]
 
-SITE_OPTIONS = small_site(nodes=1, times={"response_s": 2})
+SITE_OPTIONS = small_site(nodes=1, times={"response_s": 3})
 
 NVML = """
 import ctypes, os

@@ -29,7 +29,7 @@ from ..site_fixture import (
 pytestmark = pytest.mark.cluster
 
 ADMIN_MW = 650_000
-SITE_OPTIONS = small_site(times={"response_s": 2}, admin_limits={"n2": {1: ADMIN_MW / 1000}})
+SITE_OPTIONS = small_site(times={"response_s": 3}, admin_limits={"n2": {1: ADMIN_MW / 1000}})
 AS_SLURM = dataclasses.replace(SITE_OPTIONS, slurm_user="slurm")
 UNCAPPED_MW = 7 * DEFAULT_MW + ADMIN_MW + 2_000_000
 

@@ -22,7 +22,7 @@ from ..site_fixture import (
 
 pytestmark = pytest.mark.cluster
 
-SITE_OPTIONS = small_site(nodes=1, mode="observe", times={"response_s": 2})
+SITE_OPTIONS = small_site(nodes=1, mode="observe", times={"response_s": 3})
 
 
 def test_nothing_is_written(site: Site) -> None:
