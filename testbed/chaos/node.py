@@ -1,0 +1,271 @@
+"""One simulated node under fire: its files, its agent, and the means to kill what runs on it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from testbed import gpus
+
+from .judge import Violation, judge_journal, judge_rest
+from .record import Job, Kill, Record
+
+PATIENCE_S: Final = 60.0
+"""For what must happen in the end on however loaded a machine; nothing is judged by it but that it happens."""
+_POLL_S: Final = 0.004
+
+
+class ChaosError(Exception):
+    """The rig itself could not go on; the message says where and why."""
+
+
+class AgentEndedError(ChaosError):
+    """The agent ended though nobody killed it. systemd would start it again, and so does the rig, but it is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The folder of a whole rig: one config for all its nodes."""
+
+    folder: Path
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "pfi.toml"
+
+    @property
+    def bus(self) -> Path:
+        return self.folder / "ctl" / "bus.sock"
+
+    def write_config(self) -> None:
+        """The config of the agents. Times are the product's own."""
+        self.config.write_text(
+            f'cluster = "c"\n[controller]\nuser = "root"\nrun_dir = "{self.folder}/ctl"\n'
+            f'[node]\nstate_dir = "{self.folder}/state"\nidentity_dir = "{self.folder}/id"\n'
+            f'[slurm]\nconf = "{self.folder}/slurm.conf"\n'
+        )
+
+
+async def wait_until(condition: object, what: str, patience_s: float = PATIENCE_S) -> None:
+    """Ask until true, letting the rest of the rig run. Raises ChaosError naming ``what``."""
+    assert callable(condition)
+    ends_s = time.monotonic() + patience_s
+    while not condition():
+        if time.monotonic() > ends_s:
+            raise ChaosError(f"waited {patience_s:g} s in vain: {what}")
+        await asyncio.sleep(_POLL_S)
+
+
+class ChaosNode:
+    """Four GPUs whose three numberings differ; the prior limits of some are not their defaults."""
+
+    def __init__(
+        self, site: Site, name: str, priors_mw: Iterable[int], *, wrapper: Iterable[str] = ()
+    ) -> None:
+        """``wrapper`` is put before the agent's command line (strace)."""
+        self.site, self.name, self.wrapper = site, name, tuple(wrapper)
+        self.folder = site.folder / "state" / name
+        self.log = site.folder / f"{name}.log"
+        sim = site.folder / "sim" / name
+        device_dir = site.folder / "dev" / name
+        device_dir.mkdir(parents=True)
+        wanted = tuple(priors_mw)
+        self.devices = gpus.create_node(sim, gpus=len(wanted), device_dir=device_dir, scrambled=True)
+        for device in self.devices:
+            Path(device.file).symlink_to("/dev/null")
+        with (site.folder / "gres.conf").open("a") as gres:
+            gres.writelines(f"NodeName={name} Name=gpu File={device.file}\n" for device in self.devices)
+        identity = site.folder / "id" / name
+        identity.mkdir(parents=True)
+        (identity / "boot_id").write_text("boot-1\n")
+        (identity / "driver_start").write_text("driver-1\n")
+        self.gpus = gpus.Node(sim)
+        priors = {device.uuid: mw for device, mw in zip(self.devices, wanted, strict=True)}
+        for uuid, prior_mw in priors.items():
+            self.gpus.poke("requested_mw", prior_mw, gpu=uuid)
+        while any(state.effective_mw != priors[state.uuid] for state in self.gpus.snapshot()):
+            time.sleep(_POLL_S)
+        self.record = Record(
+            node=name,
+            sim=sim,
+            folder=self.folder,
+            priors=priors,
+            effect_ns=gpus.GpuModel().effect_us * 1000,
+        )
+        self.violations: list[Violation] = []
+        self.agent: subprocess.Popen[bytes] | None = None
+        self.ended_by_itself = 0
+        self._next_job = 1
+
+    # ------------------------------------------------------------------------------------------- processes
+
+    def start(self, environment: Mapping[str, str] | None = None) -> None:
+        """Start the agent, as systemd does when it has ended."""
+        assert self.agent is None
+        self.record.spawns_ns.append(time.monotonic_ns())
+        with self.log.open("ab") as log:
+            self.agent = subprocess.Popen(
+                [*self.wrapper, *self.command("run")],
+                env={**self.environment(), **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def command(self, word: str) -> list[str]:
+        options = ["--config", str(self.site.config), "--node-name", self.name]
+        return [sys.executable, "-m", "slurm_pfi", "node", word, *options]
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, **gpus.nvml_environment(self.record.sim)}
+
+    def kill_child(self) -> bool:
+        """SIGKILL to the agent's NVML process; False when there is none now."""
+        children = self.agent and _children(self.agent.pid)
+        return bool(children) and self._kill(children[0], "child")
+
+    def kill_agent(self, what: str = "agent") -> bool:
+        """SIGKILL to the agent. ``collect`` it afterwards."""
+        return self.agent is not None and self._kill(self.agent.pid, what)
+
+    def terminate(self) -> None:
+        """SIGTERM to the agent: it may leave a restorer behind."""
+        if self.agent is not None and self.agent.poll() is None:
+            self.agent.terminate()
+
+    async def collect(self) -> None:
+        """Wait for the agent's end and, as systemd would, for that of every process it left in its group."""
+        agent = self.agent
+        if agent is None:
+            return
+        await wait_until(lambda: agent.poll() is not None, f"{self.name}: the agent's end")
+        await wait_until(lambda: not self._nvml_pids(agent.pid), f"{self.name}: the end of its NVML process")
+        self.agent = None
+
+    def restorer_pid(self) -> int | None:
+        """The restorer that lives, by its own lock."""
+        try:
+            text = (self.folder / "restorer.lock").read_text().strip()
+            line = Path(f"/proc/{int(text)}/cmdline").read_bytes()
+        except (OSError, ValueError):
+            return None
+        return int(text) if b"slurm_pfi.node.restorer" in line and self.name.encode() in line else None
+
+    def kill_restorer(self) -> bool:
+        """SIGKILL to the restorer or, one time in three, its NVML process first."""
+        pid = self.restorer_pid()
+        return pid is not None and self._kill(pid, "restorer")
+
+    def kill_restorers_child(self) -> bool:
+        pid = self.restorer_pid()
+        children = _children(pid) if pid is not None else []
+        return bool(children) and self._kill(children[0], "restorer's child")
+
+    def kill_other(self, process: subprocess.Popen[bytes], what: str) -> bool:
+        """SIGKILL to a command of ours."""
+        return process.poll() is None and self._kill(process.pid, what)
+
+    def _kill(self, pid: int, what: str) -> bool:
+        kill = Kill(time.monotonic_ns(), what, self.last_audited())
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        self.record.kills.append(kill)
+        return True
+
+    def _nvml_pids(self, agent_pid: int) -> list[int]:
+        """NVML processes of an agent that is gone: they die with it, but not in the same instant."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                try:
+                    words = (entry / "cmdline").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                if b"slurm_pfi.gpu.child" in words and str(agent_pid).encode() in words:
+                    found.append(int(entry.name))
+        return found
+
+    # ------------------------------------------------------------------------------------------------- jobs
+
+    def begin_job(self, positions: Iterable[int]) -> Job:
+        """As the prolog does: written beside, then renamed."""
+        places = sorted(positions)
+        uuid_at = {device.position: device.uuid for device in self.devices}
+        job = Job(self._next_job, tuple(uuid_at[place] for place in places), time.monotonic_ns())
+        self._next_job += 1
+        self.record.jobs.append(job)
+        named = ",".join(map(str, places))
+        text = f"pfi-job 1\njob_id {job.job_id}\nrestart 0\nuid 1000\ngpus {named}\nflex -\n"
+        made = self.folder / "jobs" / f".{job.job_id}.tmp"
+        made.write_text(text)
+        made.rename(self.folder / "jobs" / f"{job.job_id}.0")
+        return job
+
+    def end_job(self, job: Job) -> None:
+        (self.folder / "jobs" / f"{job.job_id}.0").unlink()
+        job.end_ns = time.monotonic_ns()
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Those whose job file is there."""
+        return [job for job in self.record.jobs if job.end_ns is None]
+
+    # ---------------------------------------------------------------------------------------------- looking
+
+    def last_audited(self) -> str:
+        """The last event of the audit log: what a kill came after."""
+        try:
+            with (self.folder / "audit.jsonl").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+                lines = file.read().split(b"\n")
+            return str(json.loads(lines[-2])["event"])
+        except (OSError, ValueError, IndexError, KeyError):
+            return ""
+
+    def look_at_the_dead(self) -> None:
+        """With no process of ours alive: is every limit of ours written down?"""
+        if self.restorer_pid() is not None:
+            return
+        requested = {state.uuid: state.requested_mw for state in self.gpus.snapshot()}
+        self.violations += judge_journal(self.record, requested, time.monotonic_ns())
+
+    async def rest(self, patience_s: float = PATIENCE_S) -> bool:
+        """Wait until nothing of ours is left; what is left after that time is a violation."""
+
+        def look() -> list[Violation]:
+            return judge_rest(self.record, self.gpus.snapshot(), time.monotonic_ns())
+
+        try:
+            await wait_until(lambda: not look(), f"{self.name}: rest", patience_s)
+        except ChaosError:
+            self.violations += look()
+            return False
+        return True
+
+    async def close(self) -> None:
+        """End whatever still runs."""
+        if self.agent is not None:
+            self.agent.kill()
+            await self.collect()
+        pid = self.restorer_pid()
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+        self.gpus.close()
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []

@@ -1,0 +1,83 @@
+"""A whole rig: several nodes side by side under one commander, and the sum of what was found."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from .commander import Commander
+from .judge import Violation, judge, read_journal
+from .node import ChaosNode, Site
+from .story import Story
+
+PRIORS_MW: Final = (700_000, 650_000, 700_000, 612_000)
+"""Two GPUs whose limit was not the default before us: what a careless restore would get wrong."""
+
+
+@dataclass
+class Outcome:
+    """What so many kills led to. ``after`` counts kills by the last event of the audit log before each."""
+
+    seed: int
+    kills: int
+    took_s: float
+    violations: list[Violation]
+    what: dict[str, int]
+    after: dict[str, int]
+    sets: int
+    plans: int
+    journal_entries: int
+    ended_by_themselves: int
+    faults: list[str] = field(default_factory=list)
+
+    def count(self, kind: str) -> int:
+        return sum(violation.kind == kind for violation in self.violations)
+
+
+def run(folder: Path, *, seed: int, kills: int, nodes: int = 1) -> Outcome:
+    """Play ``kills`` SIGKILLs on ``nodes`` nodes in all. Raises ChaosError when the rig itself fails."""
+    return asyncio.run(_run(folder, seed, kills, nodes))
+
+
+async def _run(folder: Path, seed: int, kills: int, count: int) -> Outcome:
+    site = Site(folder)
+    site.write_config()
+    began_s = time.monotonic()
+    nodes = [ChaosNode(site, f"n{number}", PRIORS_MW) for number in range(1, count + 1)]
+    try:
+        async with Commander(site) as commander:
+            stories = []
+            for number, node in enumerate(nodes):
+                commander.add(node)
+                stories.append(Story(node, commander, seed * 1000 + number))
+            shares = [kills // count + (number < kills % count) for number in range(count)]
+            async with asyncio.TaskGroup() as group:
+                for story, share in zip(stories, shares, strict=True):
+                    group.create_task(story.play(share))
+    finally:
+        for node in nodes:
+            await node.close()
+    return _sum_up(seed, nodes, commander, time.monotonic() - began_s)
+
+
+def _sum_up(seed: int, nodes: list[ChaosNode], commander: Commander, took_s: float) -> Outcome:
+    violations = [found for node in nodes for found in (*node.violations, *judge(node.record))]
+    kills = [kill for node in nodes for kill in node.record.kills]
+    entries = [entry for node in nodes for entry in read_journal(node.folder / "journal")[0].values()]
+    return Outcome(
+        seed=seed,
+        kills=len(kills),
+        took_s=took_s,
+        violations=violations,
+        what=dict(collections.Counter(kill.what for kill in kills)),
+        after=dict(collections.Counter(kill.after for kill in kills)),
+        sets=sum(len(node.record.heard) for node in nodes),
+        plans=sum(len(node.record.orders) for node in nodes),
+        journal_entries=sum(entry.current_mw is not None for entry in entries),
+        ended_by_themselves=sum(node.ended_by_itself for node in nodes),
+        faults=commander.faults,
+    )
