@@ -382,13 +382,16 @@ def test_limits_die_with_the_driver() -> None:
 def test_a_foreign_raise_in_the_window_is_taken_back_but_not_in_a_loop() -> None:
     world = World(1).start()
     world.window(200_000)
-    for _ in range(30):
+    for _ in range(60):
         world.devices.write_foreign("GPU-0", 700_000)
         world.advance(S)
-    assert 5 <= len(world.said("conflict")) <= 7
+    assert 3 <= len(world.said("conflict")) <= 5, "the longer it goes on, the longer it is waited"
+    assert any("another program keeps setting" in fault for fault in world.reports[-1].faults)
     assert world.said("conflict")[0] == {"uuid": "GPU-0", "ours_mw": 200_000, "found_mw": 700_000}
-    world.advance(6 * S)
+    world.advance(61 * S)
     assert world.requested() == [200_000]
+    world.advance(130 * S)
+    assert world.reports[-1].faults == ()
 
 
 def test_a_lower_foreign_limit_stays_and_is_not_restored() -> None:
@@ -610,7 +613,7 @@ def test_no_library_leaves_the_agent_up_and_trying() -> None:
     world.start()
     world.advance(100 * S)
     assert any("libnvidia-ml" in fault for fault in world.reports[-1].faults)
-    assert 3 <= world.devices.calls.count("list") <= 6
+    assert 5 <= world.devices.calls.count("list") <= 8, "slower and slower"
     world.devices.clear_faults()
     world.advance(31 * S)
     assert len(world.reports[-1].gpus) == 1

@@ -265,8 +265,8 @@ def _is_lowering(turn: Turn, gpu: Gpu) -> bool:
 
 def _ask_devices(turn: Turn, period_ns: int) -> None:
     state = turn.state
-    if not state.listing and state.relist_at_ns is not None and turn.now_ns >= state.relist_at_ns:
-        turn.change(listing=True)
+    if not state.listing and turn.now_ns >= state.relist_at_ns:
+        turn.change(listing=True, list_asked_ns=turn.now_ns)
         turn.do(ListDevices())
     if not state.gpus:
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..gpu.device import DeviceFailure, DeviceInfo, DeviceSample
+from ..gpu.device import DeviceFailure, DeviceInfo, DeviceSample, LibraryGoneError
 from ..model import GpuId, Plan, Run
 from .jobfile import JobFile
 from .limits import first_sight, found_prior
@@ -19,8 +19,8 @@ from .messages import (
 )
 from .plan import HeldPlan, malformed, refusal
 from .sets import count_reverted, noticed, resolved, settle, tell_readback
-from .state import TOLERANCE_MW, Gpu, SeenRun, State, near
-from .telemetry import Bounds, Telemetry, over_cap, taken
+from .state import Gpu, SeenRun, State, near
+from .telemetry import NOTHING_READ, Bounds, over_cap, taken
 from .turn import Turn
 
 GONE_KINDS = frozenset({"LostError", "NeedsResetError"})
@@ -135,24 +135,29 @@ def _locate(seen: SeenRun, positions: dict[int, GpuId]) -> SeenRun:
 
 def devices_unavailable(turn: Turn, event: DevicesUnavailable) -> None:
     """No list: the agent stays up, says so and tries again, slowly."""
+    settings = turn.state.settings
     turn.fault("nvml", event.error)
-    turn.change(listing=False, relist_at_ns=turn.now_ns + turn.state.settings.relist_ns)
+    wait_ns = min(settings.relist_first_ns * 2 ** min(turn.state.unlisted, 10), settings.relist_ns)
+    turn.change(listing=False, relist_at_ns=turn.now_ns + wait_ns, unlisted=turn.state.unlisted + 1)
 
 
 def devices_listed(turn: Turn, event: DevicesListed) -> None:
     """Take the list in. Limits of ours die with the driver, so after its restart each GPU is new to us."""
+    before, settings = turn.state.gpus, turn.state.settings
     same_driver = turn.state.listed and turn.state.driver_start == event.driver_start
-    old = turn.state.gpus if same_driver else {}
+    old = before if same_driver else {}
     place_of = {uuid: place for place, uuid in event.positions.items()}
-    listed = {
-        info.uuid: _listed(old.get(info.uuid), info, place_of.get(info.uuid), event, turn.now_ns)
-        for info in event.devices
-    }
-    missing = {
-        uuid: replace(gpu, requested_mw=None, enforced_mw=None, draw_mw=None, read_fault="no longer listed")
-        for uuid, gpu in old.items()
-        if uuid not in listed
-    }
+    listed: dict[GpuId, Gpu] = {}
+    for info in event.devices:
+        if info.uuid in old:
+            listed[info.uuid] = _listed(turn, old[info.uuid], info, place_of.get(info.uuid))
+            continue
+        entry = event.journal.get(info.uuid)
+        listed[info.uuid] = first_sight(info, place_of.get(info.uuid), entry, turn.now_ns)
+        if info.uuid in before:
+            _new_driver(turn, before[info.uuid], info)
+    failed = {failure.uuid: failure for failure in event.failures}
+    missing = {uuid: _missing(gpu, failed.get(uuid)) for uuid, gpu in old.items() if uuid not in listed}
     unsound = bool(event.failures or event.map_fault or missing)
     first = not turn.state.listed
     turn.change(
@@ -161,7 +166,8 @@ def devices_listed(turn: Turn, event: DevicesListed) -> None:
         driver_start=event.driver_start,
         listed=True,
         listing=False,
-        relist_at_ns=turn.now_ns + turn.state.settings.relist_ns if unsound else None,
+        unlisted=0,
+        relist_at_ns=turn.now_ns + (settings.relist_ns if unsound else settings.survey_ns),
     )
     _locate_runs(turn)
     turn.fault("nvml", "; ".join(f"{failure.uuid}: {failure.message}" for failure in event.failures))
@@ -173,24 +179,44 @@ def devices_listed(turn: Turn, event: DevicesListed) -> None:
     turn.report_soon()
 
 
-def _listed(
-    gpu: Gpu | None, info: DeviceInfo, position: int | None, event: DevicesListed, now_ns: int
-) -> Gpu:
-    if gpu is None:
-        return first_sight(info, position, event.journal.get(info.uuid), now_ns)
+def _listed(turn: Turn, gpu: Gpu, info: DeviceInfo, position: int | None) -> Gpu:
+    """A GPU that is known already: all of it may have changed but who it is."""
     limits = info.limits
-    gpu = replace(
-        gpu, position=position, min_mw=limits.min_mw, max_mw=limits.max_mw, default_mw=limits.default_mw
-    )
-    if gpu.setting:
-        return gpu
+    if not gpu.setting and gpu.touched_ns < turn.state.list_asked_ns:  # else its limits are older than a set
+        gpu = replace(
+            noticed(turn, gpu, limits.requested_mw),
+            requested_mw=limits.requested_mw,
+            enforced_mw=limits.enforced_mw,
+            read_ns=turn.now_ns,
+            read_fault="",
+            gone=False,
+        )
     return replace(
         gpu,
-        requested_mw=limits.requested_mw,
-        enforced_mw=limits.enforced_mw,
-        read_ns=now_ns,
-        read_fault="",
+        position=position,
+        min_mw=limits.min_mw,
+        max_mw=limits.max_mw,
+        default_mw=limits.default_mw,
+        persistence=info.persistence,
+        settable=info.capabilities.settable,
     )
+
+
+def _missing(gpu: Gpu, failure: DeviceFailure | None) -> Gpu:
+    """A GPU that was there. One that only does not answer keeps its last safe state until its readings are old."""
+    if failure is not None and failure.kind not in GONE_KINDS:
+        return replace(gpu, read_fault=f"{failure.kind}: {failure.message}")
+    why = "no longer listed" if failure is None else f"{failure.kind}: {failure.message}"
+    return replace(gpu, requested_mw=None, enforced_mw=None, draw_mw=None, read_fault=why, gone=True)
+
+
+def _new_driver(turn: Turn, gpu: Gpu, info: DeviceInfo) -> None:
+    """What stood there before the driver was loaded anew, and is now lifted, is counted."""
+    ours_mw, found_mw = gpu.current_mw, info.limits.requested_mw
+    if ours_mw is not None and found_mw > ours_mw and not near(found_mw, ours_mw):
+        count_reverted(turn, "driver restart")
+        fields = {"uuid": gpu.uuid, "ours_mw": ours_mw, "found_mw": found_mw}
+        turn.audit("reverted", **fields, cause="driver restart")
 
 
 def _adopt(turn: Turn) -> None:
@@ -219,6 +245,8 @@ def sampled(turn: Turn, event: Sampled) -> None:
             continue
         if isinstance(sample, DeviceFailure):
             _unread(turn, gpu, f"{sample.kind}: {sample.message}", gone=sample.kind in GONE_KINDS)
+            if sample.kind == LibraryGoneError.__name__:
+                turn.relist_soon()  # the driver may have been loaded anew, and limits are lost with it
         else:
             _read(turn, _measured(turn, gpu, sample, event), sample)
     if not event.quick:
@@ -227,13 +255,12 @@ def sampled(turn: Turn, event: Sampled) -> None:
 
 def _unread(turn: Turn, gpu: Gpu, fault: str, *, gone: bool) -> None:
     settings = turn.state.settings
-    gpu = turn.change_gpu(gpu.uuid, read_fault=fault, draw_mw=None, telemetry=Telemetry())
+    gpu = turn.change_gpu(gpu.uuid, read_fault=fault, draw_mw=None, telemetry=NOTHING_READ)
     for what in MEASURED:
         turn.fault(f"{what} of {gpu.uuid}", "")
     if gone or turn.now_ns - gpu.read_ns > settings.response_ns:
-        turn.change_gpu(gpu.uuid, requested_mw=None, enforced_mw=None)
-        if turn.state.relist_at_ns is None:  # the device or the driver may have been replaced
-            turn.change(relist_at_ns=turn.now_ns + settings.relist_ns)
+        turn.change_gpu(gpu.uuid, requested_mw=None, enforced_mw=None, gone=gpu.gone or gone)
+        turn.relist_soon()  # the device or the driver may have been replaced
 
 
 def _measured(turn: Turn, gpu: Gpu, sample: DeviceSample, event: Sampled) -> Gpu:
@@ -265,12 +292,14 @@ def _read(turn: Turn, gpu: Gpu, sample: DeviceSample) -> None:
     late = gpu.pending is None and gpu.enforced_mw is not None and gpu.enforced_mw > sample.enforced_mw
     if late and sample.enforced_mw == gpu.current_mw:  # in force after it was no longer waited for
         tell_readback(turn, gpu.uuid, sample.requested_mw, sample.enforced_mw, sample.enforced_mw)
+    gpu = noticed(turn, gpu, sample.requested_mw)
     gpu = turn.change_gpu(
         gpu.uuid,
         requested_mw=sample.requested_mw,
         enforced_mw=sample.enforced_mw,
         read_ns=turn.now_ns,
         read_fault="",
+        gone=False,
         confirmed=gpu.confirmed or ours,
         foreign_mw=None if ours else gpu.foreign_mw,
         doubt_mw=None if sure else gpu.doubt_mw,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..model import GpuReport, Report, ReportId, Run, RunReport
+from .standing import UNSETTABLE, standing_faults
 from .state import Gpu, State, ceiling_mw
 
 
@@ -37,7 +38,7 @@ def all_faults(state: State) -> tuple[str, ...]:
         for seen in state.runs.values()
         if seen.unknown
     )
-    return (*state.faults.values(), *lost)
+    return (*state.faults.values(), *standing_faults(state), *lost)
 
 
 def gpu_fault(state: State, gpu: Gpu) -> str:
@@ -46,6 +47,8 @@ def gpu_fault(state: State, gpu: Gpu) -> str:
         return gpu.blocked
     if gpu.requested_mw is None or gpu.enforced_mw is None:
         return gpu.read_fault or "limits not read"
+    if gpu.settable is False:
+        return UNSETTABLE
     if gpu.set_fault:
         return gpu.set_fault
     if gpu.position is None and any(seen.unknown for seen in state.runs.values()):

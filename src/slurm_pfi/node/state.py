@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from ..model import GpuId, PlanId, Run
 from .plan import HeldPlan
-from .telemetry import Telemetry
+from .telemetry import NOTHING_READ, Telemetry
 
 NS_PER_S: Final = 1_000_000_000
 TOLERANCE_MW: Final = 1000  # boards may round: a read-back within 1 W is the value asked for
@@ -114,7 +114,7 @@ class Gpu:
     enforced_mw: int | None = None
     draw_mw: int | None = None
     sm_clock_max_mhz: int | None = None
-    telemetry: Telemetry = Telemetry()
+    telemetry: Telemetry = NOTHING_READ
     read_ns: int = 0
     touched_ns: int = 0
     pending: Pending | None = None
@@ -189,7 +189,8 @@ class State:
     in_force: PlanId | None = None
     in_force_step: int = -1
     listing: bool = False
-    relist_at_ns: int | None = 0
+    list_asked_ns: int = 0
+    relist_at_ns: int = 0
     sampling: bool = False
     sample_due_ns: int = 0
     activity_due_ns: int = 0

@@ -74,6 +74,9 @@ class Telemetry:
         return msgspec.structs.replace(self.activity, age_s=round(age_s, 3))
 
 
+NOTHING_READ: Final = Telemetry()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
     """What a device can be: its greatest power limit and, where known, its greatest SM clock."""
@@ -104,7 +107,7 @@ def taken(
 
 
 def slowed(event_reasons: int | None) -> str:
-    """The gravest of the reasons for a lower clock: power brake, thermal, other, power cap; empty for none or unknown."""
+    """The gravest reason for a lower clock: power brake, thermal, other, power cap; empty for none, and if unknown."""
     reasons = event_reasons or 0
     return next((word for word, bits in _REASONS if reasons & bits), "")
 

@@ -49,6 +49,13 @@ class Turn:
         self.change(faults={**others, what: text} if text else others)
         self.report_soon()
 
+    def relist_soon(self) -> None:
+        """List the GPUs anew: at once after a quiet time, else when the last time is long enough ago."""
+        state = self.state
+        at_ns = max(self.now_ns, state.list_asked_ns + state.settings.relist_ns)
+        if not state.listing:  # the answer says when next
+            self.change(relist_at_ns=min(state.relist_at_ns, at_ns))
+
     # ---------------------------------------------------------------------------------------------- reports
 
     def report_soon(self) -> None:
@@ -107,7 +114,7 @@ class Turn:
         """Say it, write it down, then ask for it: in this order, whatever happens in between."""
         if ask.conflict_mw is not None:
             self.conflict(gpu, ask.conflict_mw)
-            gpu = self.change_gpu(gpu.uuid, reapply_at_ns=self.now_ns + self.state.settings.reapply_ns)
+            gpu = self._give_way_next_time(gpu.uuid)
         # A lowering that was not confirmed yet still counts in full.
         unconfirmed_mw = None if gpu.pending is None else gpu.pending.before_mw
         before_mw = max((mw for mw in (gpu.requested_mw, unconfirmed_mw) if mw is not None), default=None)
@@ -128,7 +135,12 @@ class Turn:
                 raises=ask.raises,
                 restores=ask.restores,
                 before_mw=before_mw,
-                ours=Ours(current_mw=gpu.current_mw, issued_mw=gpu.issued_mw, confirmed=gpu.confirmed),
+                ours=Ours(
+                    current_mw=gpu.current_mw,
+                    issued_mw=gpu.issued_mw,
+                    confirmed=gpu.confirmed,
+                    requested_mw=gpu.requested_mw,
+                ),
             ),
         )
         self.audit(
@@ -151,9 +163,35 @@ class Turn:
 
     def rest(self, uuid: GpuId) -> None:
         """No limit of ours stands on this GPU any more."""
-        gpu = self.change_gpu(uuid, current_mw=None, confirmed=False, foreign_mw=None, reapply_at_ns=0)
+        gpu = self.change_gpu(
+            uuid,
+            current_mw=None,
+            confirmed=False,
+            foreign_mw=None,
+            fell_mw=None,
+            restored_mw=None,
+            undo=None,
+        )
         self.write_journal(gpu)
+        self.calm(uuid)
         self.report_soon()
+
+    def _give_way_next_time(self, uuid: GpuId) -> Gpu:
+        """Somebody else's limit is replaced: the next time that is waited for, and the longer the more often."""
+        gpu, settings = self.state.gpus[uuid], self.state.settings
+        wait_ns = min(settings.reapply_ns * 2 ** min(gpu.reapplied, 10), settings.reapply_most_ns)
+        gpu = self.change_gpu(uuid, reapplied=gpu.reapplied + 1, reapply_at_ns=self.now_ns + wait_ns)
+        if gpu.reapplied > 1:
+            text = (
+                f"{uuid}: another program keeps setting its limit; look for DCGM, a prolog or nvidia-smi -pl"
+            )
+            self.fault(f"writer of {uuid}", text)
+        return gpu
+
+    def calm(self, uuid: GpuId) -> None:
+        """Nobody else has written for a while, or there is nothing of ours to write over."""
+        self.change_gpu(uuid, reapplied=0, reapply_at_ns=0)
+        self.fault(f"writer of {uuid}", "")
 
     def conflict(self, gpu: Gpu, found_mw: int) -> None:
         """Somebody else wrote a limit. Said once for each value found."""
@@ -182,6 +220,7 @@ class Turn:
         if lasting or failures > 8:
             back_off_ns = LASTING_BACK_OFF_NS
         self.audit("set_failed", uuid=uuid, cap_mw=gpu.pending.cap_mw, error=error)
+        undo = gpu.undo if gpu.pending.restores else gpu.undo or gpu.pending.ours
         self.change_gpu(
             uuid,
             pending=None,
@@ -190,8 +229,10 @@ class Turn:
             touched_ns=self.now_ns,
             doubt_mw=max(doubts, default=None),
             confirmed=gpu.confirmed and not in_doubt,
+            undo=undo,
             # A single failure that is tried again in a moment is no reason to give the GPU up.
             set_fault=f"cannot be set: {error}" if lasting or failures > 1 else gpu.set_fault,
         )
         self.change(sample_due_ns=self.now_ns)
+        self.relist_soon()  # its range, or the right to set it, may have changed
         self.report_soon()
