@@ -623,6 +623,7 @@ def test_a_gpu_that_cannot_be_read_becomes_unknown_and_not_empty() -> None:
     world = World(2).start()
     world.window(200_000)
     world.devices.fail("sample", DeadlineError("hangs", uuid="GPU-0"))
+    world.devices.fail("list", DeadlineError("hangs", uuid="GPU-0"))
     world.advance(3 * S)
     assert world.reports[-1].gpus[0].ceiling_mw == 200_000, "the last safe state holds for a while"
     world.advance(15 * S)

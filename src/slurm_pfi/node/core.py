@@ -43,7 +43,13 @@ __all__ = ["initial_state", "next_deadline_ns", "step"]
 
 def initial_state(settings: Settings, now_ns: int) -> State:
     """An agent that knows nothing yet, and so touches nothing."""
-    return State(settings=settings, started_ns=now_ns, relist_at_ns=now_ns, report_due_ns=now_ns)
+    return State(
+        settings=settings,
+        started_ns=now_ns,
+        list_asked_ns=now_ns - settings.survey_ns,
+        relist_at_ns=now_ns,
+        report_due_ns=now_ns,
+    )
 
 
 def step(state: State, event: Event, now_ns: int) -> tuple[State, tuple[Action, ...]]:
@@ -266,7 +272,8 @@ def _is_lowering(turn: Turn, gpu: Gpu) -> bool:
 def _ask_devices(turn: Turn, period_ns: int) -> None:
     state = turn.state
     if not state.listing and turn.now_ns >= state.relist_at_ns:
-        turn.change(listing=True, list_asked_ns=turn.now_ns)
+        quiet = turn.now_ns - state.list_asked_ns >= state.settings.survey_ns
+        turn.change(listing=True, list_asked_ns=turn.now_ns, relists=0 if quiet else state.relists + 1)
         turn.do(ListDevices())
     if not state.gpus:
         return

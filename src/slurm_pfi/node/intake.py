@@ -135,10 +135,8 @@ def _locate(seen: SeenRun, positions: dict[int, GpuId]) -> SeenRun:
 
 def devices_unavailable(turn: Turn, event: DevicesUnavailable) -> None:
     """No list: the agent stays up, says so and tries again, slowly."""
-    settings = turn.state.settings
     turn.fault("nvml", event.error)
-    wait_ns = min(settings.relist_first_ns * 2 ** min(turn.state.unlisted, 10), settings.relist_ns)
-    turn.change(listing=False, relist_at_ns=turn.now_ns + wait_ns, unlisted=turn.state.unlisted + 1)
+    turn.change(listing=False, relist_at_ns=turn.now_ns + turn.state.relist_pause_ns)
 
 
 def devices_listed(turn: Turn, event: DevicesListed) -> None:
@@ -166,7 +164,6 @@ def devices_listed(turn: Turn, event: DevicesListed) -> None:
         driver_start=event.driver_start,
         listed=True,
         listing=False,
-        unlisted=0,
         relist_at_ns=turn.now_ns + (settings.relist_ns if unsound else settings.survey_ns),
     )
     _locate_runs(turn)

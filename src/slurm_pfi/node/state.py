@@ -162,7 +162,8 @@ class SeenRun:
 class State:
     """The whole agent. ``sent_ns`` holds the reports young enough to be answered by a plan.
 
-    ``reverted`` counts caps found lifted, by cause; ``unlisted`` how often in a row no list of GPUs could be had.
+    ``reverted`` counts caps found lifted, by cause; ``relists`` how often in a row the GPUs were listed
+    without a quiet time in between.
     """
 
     settings: Settings
@@ -179,7 +180,7 @@ class State:
     stopping_ns: int | None = None
     stopped: bool = False
     listed: bool = False
-    unlisted: int = 0
+    relists: int = 0
     reverted: dict[Cause, int] = field(default_factory=dict)
     connected: bool = False
     seq: int = 0
@@ -198,6 +199,12 @@ class State:
     quick_due_ns: int | None = None
     report_due_ns: int = 0
     reported_ns: int | None = None
+
+    @property
+    def relist_pause_ns(self) -> int:
+        """How long trouble waits from one list of GPUs to the next: the longer the more often it asked for one."""
+        settings = self.settings
+        return min(settings.relist_first_ns * 2 ** min(self.relists, 10), settings.relist_ns)
 
 
 def near(left_mw: int, right_mw: int) -> bool:

@@ -50,9 +50,9 @@ class Turn:
         self.report_soon()
 
     def relist_soon(self) -> None:
-        """List the GPUs anew: at once after a quiet time, else when the last time is long enough ago."""
+        """List the GPUs anew: at once, or when the last time is long enough ago."""
         state = self.state
-        at_ns = max(self.now_ns, state.list_asked_ns + state.settings.relist_ns)
+        at_ns = max(self.now_ns, state.list_asked_ns + state.relist_pause_ns)
         if not state.listing:  # the answer says when next
             self.change(relist_at_ns=min(state.relist_at_ns, at_ns))
 
