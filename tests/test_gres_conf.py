@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from slurm_pfi.config import parse_config
+from slurm_pfi.gpu.mapping import Unresolved, resolve
+from slurm_pfi.node.setup import gres_files
 from slurm_pfi.slurm.gres import GresError
 from slurm_pfi.slurm.gresconf import gpu_files
-from slurm_pfi.slurm.hosts import expand_list
+from slurm_pfi.slurm.slurmd import ask_slurmd, printed_files
+
+from .test_gpu_mapping import devices
 
 SLURMD = shutil.which("slurmd", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
 
@@ -82,10 +85,106 @@ def test_slurmd_says_the_same(case: str, tmp_path: Path) -> None:
     gres, text, files = _text(case, stem)
     (tmp_path / "gres.conf").write_text(text)
     (tmp_path / "slurm.conf").write_text(SLURM_CONF.replace("DIR", str(tmp_path)).replace("GRES", gres))
-    command = [SLURMD or "slurmd", "-G", "-N", "n1", "-f", str(tmp_path / "slurm.conf")]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    said = re.findall(r"Gres Name=gpu .*? File=(\S+)", answer.stdout + answer.stderr)
-    assert [file for part in said for file in expand_list(part, 64)] == files, answer.stderr
+    assert ask_slurmd("n1", tmp_path / "slurm.conf") == dict(enumerate(files))
+
+
+# What only slurmd can tell: name -> (Gres= of slurm.conf, gres.conf, files of each position, device numbers or names)
+ONLY_SLURMD: dict[str, tuple[str, str, list[str]]] = {
+    "types in the order of slurm.conf": (
+        "gpu:b:2,gpu:a:2",
+        "Name=gpu Type=a File=@3\nName=gpu Type=b File=@[1,0]\nName=gpu Type=a File=@2",
+        ["@1", "@0", "@3", "@2"],
+    ),
+    "slices behind the whole GPU": (
+        "gpu:w:1,gpu:s:2",
+        "Name=gpu Type=s MultipleFiles=@2,@-cap1,@-cap2\nName=gpu Type=s MultipleFiles=@2,@-cap1,@-cap66\n"
+        "Name=gpu Type=w File=@3",
+        ["@3", "@2,@-cap1,@-cap2", "@2,@-cap1,@-cap66"],
+    ),
+    "only slices": (
+        "gpu:2",
+        "Name=gpu MultipleFiles=@2,@-cap1,@-cap66\nName=gpu MultipleFiles=@2,@-cap1,@-cap2",
+        ["@2,@-cap1,@-cap66", "@2,@-cap1,@-cap2"],
+    ),
+    "slices before it, as slurm.conf has them": (
+        "gpu:s:1,gpu:w:1",
+        "Name=gpu Type=w File=@3\nName=gpu Type=s File=@-cap66",
+        ["@-cap66", "@3"],
+    ),
+    "an included file": ("gpu:2", "Include DIR/more.conf\nName=gpu File=@3", ["@5", "@3"]),
+    "shards of them": (
+        "gpu:b:1,gpu:a:1,shard:8",
+        "Name=gpu Type=a File=@3\nName=gpu Type=b File=@1\nName=shard Count=8",
+        ["@1", "@3"],
+    ),
+}
+
+
+@pytest.mark.skipif(SLURMD is None and "CI" not in os.environ, reason="slurmd is not installed")
+@pytest.mark.parametrize("case", ONLY_SLURMD)
+def test_where_the_text_does_not_tell_slurmd_is_asked(case: str, tmp_path: Path) -> None:
+    for name in (*(f"nvidia{number}" for number in range(10)), *(f"nvidia-cap{n}" for n in (1, 2, 66))):
+        (tmp_path / name).symlink_to("/dev/null")
+    gres, text, files = ONLY_SLURMD[case]
+    stem = str(tmp_path / "nvidia")
+    (tmp_path / "more.conf").write_text(f"Name=gpu File={stem}5\n")
+    (tmp_path / "gres.conf").write_text(text.replace("DIR", str(tmp_path)).replace("@", stem) + "\n")
+    slurm_conf = SLURM_CONF.replace("DIR", str(tmp_path)).replace("Gres=GRES", f"Gres={gres}")
+    if "shard" in gres:
+        slurm_conf = slurm_conf.replace("GresTypes=gpu", "GresTypes=gpu,shard")
+    (tmp_path / "slurm.conf").write_text(slurm_conf)
+    config = parse_config(f'cluster = "c"\n[slurm]\nconf = "{tmp_path}/slurm.conf"\n', origin="test")
+    assert gres_files(config, "n1") == {i: file.replace("@", stem) for i, file in enumerate(files)}
+
+
+@pytest.mark.skipif(SLURMD is None and "CI" not in os.environ, reason="slurmd is not installed")
+def test_slices_that_slurmd_takes_apart_lead_to_no_board(tmp_path: Path) -> None:
+    """Where GresTypes= has shard, 22.05 counts every file of MultipleFiles= as a position; jobs' numbers do not."""
+    for name in ("nvidia2", "nvidia3", "nvidia-cap1", "nvidia-cap2", "nvidia-cap66"):
+        (tmp_path / name).symlink_to("/dev/null")
+    stem = tmp_path / "nvidia"
+    text = f"Name=gpu Type=w File={stem}3\n"
+    text += "".join(f"Name=gpu Type=s MultipleFiles={stem}2,{stem}-cap1,{stem}-cap{n}\n" for n in (2, 66))
+    (tmp_path / "gres.conf").write_text(text)
+    slurm_conf = SLURM_CONF.replace("DIR", str(tmp_path)).replace("GresTypes=gpu", "GresTypes=gpu,shard")
+    (tmp_path / "slurm.conf").write_text(slurm_conf.replace("Gres=GRES", "Gres=gpu:w:1,gpu:s:2"))
+    found = resolve(ask_slurmd("n1", tmp_path / "slurm.conf"), devices([2, 3]), proc=tmp_path / "proc")
+    boards = {position for position, to in found.items() if not isinstance(to, Unresolved)}
+    assert boards in ({0}, {0, 1, 2})  # a later slurmd may have mended it
+
+
+def test_without_slurmds_answer_both_reasons_are_told(tmp_path: Path) -> None:
+    (tmp_path / "gres.conf").write_text("AutoDetect=nvml\n")
+    config = parse_config(f'cluster = "c"\n[slurm]\nconf = "{tmp_path}/slurm.conf"\n', origin="test")
+    said = gres_files(config, "n1")
+    assert isinstance(said, str)
+    assert "AutoDetect=nvml gives no files" in said and "slurmd was asked" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "names no GPU"),
+        ("slurmd: error: no such plugin\n", "names no GPU"),
+        ("slurmd: Gres Name=shard Type=h Count=4 Index=0 ID=1 File=/dev/nvidia0 (null)\n", "names no GPU"),
+        ("slurmd: Gres Name=gpu Type=(null) Count=4 ID=7696487 (null)\n", "without a device file"),
+        ("slurmd: Gres Name=gpu Count=3 ID=7 File=/dev/nvidia[0-1] (null)\n", "Count=3"),
+        ("slurmd: Gres Name=gpu Count=1 ID=7 File=/dev/nvidia[0-1 (null)\n", "not closed"),
+        ("slurmd: Gres Name=gpu Count=999 ID=7 File=/dev/nvidia[0-998] (null)\n", "more than 64"),
+    ],
+)
+def test_what_slurmd_may_print_besides_files_is_an_error(text: str, said: str) -> None:
+    with pytest.raises(GresError, match=said):
+        printed_files(text)
+
+
+def test_a_list_of_files_and_the_files_of_one_slice() -> None:
+    text = (
+        "slurmd: Gres Name=gpu Type=w Count=2 Index=0 ID=7 File=/dev/nvidia[1,0] Cores=0-3 (null)\n"
+        "slurmd: Gres Name=gpu Type=s Count=1 Index=9 ID=7 File=/dev/nvidia2,/dev/nvidia-caps/nvidia-cap9 Links=-1\n"
+    )
+    files = ["/dev/nvidia1", "/dev/nvidia0", "/dev/nvidia2,/dev/nvidia-caps/nvidia-cap9"]
+    assert printed_files(text) == dict(enumerate(files))
 
 
 SLURM_CONF = """
@@ -139,6 +238,7 @@ def test_a_slice_stays_a_position_of_its_own() -> None:
         ("Name=gpu File=/dev/nvidia[0-1] Count=4", None, "Count=4 but File= names 2"),
         ("Name=gpu Type=a File=/dev/nvidia0\nName=gpu File=/dev/nvidia1", None, "some have none"),
         ("Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1", None, "several types"),
+        ("Name=gpu MultipleFiles=/dev/nvidia2,/dev/nvidia-caps/nvidia-cap9", None, "MultipleFiles= counts"),
         ("Name=gpu File=/dev/nvidia[0-1]", "gpu:4", "4 GPUs are wanted"),
         ("Name=gpu File=/dev/nvidia[0-1]", "gpu:h200:2", "2 GPUs are wanted"),
         ("Name=gpu File=/dev/nvidia[1-0]", None, "runs backwards"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,8 @@ class Hardware:
         except (DeviceError, IdentityError) as error:
             return DevicesUnavailable(error=f"GPUs cannot be listed: {error}")
         entries = self._entries(infos, identity)
-        positions, map_fault = self._positions(infos)
+        # In a thread: slurmd may have to be asked, and caps must not wait for it.
+        positions, map_fault = await asyncio.to_thread(self._positions, infos)
         return DevicesListed(
             devices=infos,
             failures=failures,

@@ -15,6 +15,7 @@ from ..gpu.identity import HostIdentity, read_identity
 from ..gpu.remote import RemoteGpuDevices
 from ..slurm.gres import GresError
 from ..slurm.gresconf import gpu_files
+from ..slurm.slurmd import ask_slurmd
 from .hardware import Hardware
 from .paths import NodePaths
 from .state import NS_PER_S, Settings
@@ -46,17 +47,25 @@ def identity_of(config: Config, node: str) -> HostIdentity:
 
 
 def gres_files(config: Config, node: str) -> dict[int, str] | str:
-    """The device file of each position in gres.conf, or why they are not known.
+    """The device file of each position in gres.conf, or why they are not known. May wait for slurmd a few seconds.
 
-    gres.conf lies beside slurm.conf. A node without GPUs in it has no positions, which is not a fault.
+    gres.conf lies beside slurm.conf. Where its text leaves the order to slurmd, slurmd is asked. A node without GPUs
+    in it has no positions, which is not a fault.
     """
-    path = Path(config.slurm.conf).with_name("gres.conf")
+    conf = Path(config.slurm.conf)
+    path = conf.with_name("gres.conf")
     try:
-        return gpu_files(path.read_text(encoding="utf-8"), node, origin=str(path))
-    except GresError as error:
-        return str(error)
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         return f"{path} cannot be read: {error}; set slurm.conf in the config to where Slurm's files are"
+    try:
+        return gpu_files(text, node, origin=str(path))
+    except GresError as error:
+        unclear = str(error)
+    try:
+        return ask_slurmd(node, conf)
+    except GresError as error:
+        return f"{unclear}; slurmd was asked for the order: {error}"
 
 
 def settings_of(config: Config, node: str, boot_id: str, agent_id: str | None = None) -> Settings:

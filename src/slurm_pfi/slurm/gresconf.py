@@ -26,19 +26,20 @@ _LAST_NUMBER: Final = re.compile(r"([0-9]+)$", re.ASCII)
 
 
 class _Line(Frozen, frozen=True, kw_only=True):
-    """A line about GPUs of this node."""
+    """A line about GPUs of this node; ``is_slice``: its files are those of one GPU slice."""
 
     number: int
     has_node_name: bool
     type: str
     files: tuple[str, ...]
+    is_slice: bool
 
 
 def gpu_files(text: str, node: str, *, gres: str | None = None, origin: str = "gres.conf") -> dict[int, str]:
     """Position -> device file of the GPUs of ``node``.
 
-    ``gres`` is the node's Gres= of slurm.conf, if known. A GPU slice (MultipleFiles) gets all its files as one text,
-    which leads to no board. Raises GresError, naming ``origin`` and the line, whenever the order could be another
+    ``gres`` is the node's Gres= of slurm.conf, if known. A GPU slice (MultipleFiles) gets all its files with
+    commas between them. Raises GresError, naming ``origin`` and the line, whenever the order could be another
     one than Slurm's: then no position may be trusted.
     """
     lines: list[_Line] = []
@@ -116,7 +117,13 @@ def _gpu_line(pairs: dict[str, str], number: int, where: str) -> _Line:
             raise GresError(f"{where}: File: {error}") from error
         if pairs.get("count", str(len(files))) != str(len(files)):
             raise GresError(f"{where}: Count={pairs['count']} but File= names {len(files)}")
-    return _Line(number=number, has_node_name="nodename" in pairs, type=pairs.get("type", ""), files=files)
+    return _Line(
+        number=number,
+        has_node_name="nodename" in pairs,
+        type=pairs.get("type", ""),
+        files=files,
+        is_slice="multiplefiles" in pairs,
+    )
 
 
 def _check_detection(lines: list[_Line], detect: str, where: str) -> None:
@@ -143,6 +150,11 @@ def _in_slurm_order(lines: list[_Line], gres: str | None, origin: str) -> list[s
         if len(types) > 1:
             raise GresError(
                 f"{origin}: GPUs of several types are ordered by Gres= in slurm.conf, which is not known"
+            )
+        if any(line.is_slice for line in lines):
+            # 22.05 makes each file a position of its own where GresTypes= has shard.
+            raise GresError(
+                f"{origin}: how MultipleFiles= counts goes by GresTypes= in slurm.conf, which is not known"
             )
         return [file for line in lines for file in line.files]
     wanted = [entry for entry in parse_gres(gres) if entry.name == "gpu"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ...gpu.device import DeviceError, DeviceFailure, DeviceInfo
-from ...gpu.mapping import Unresolved, minor_of, resolve
+from ...gpu.mapping import Unresolved, board_minor, resolve
 from ...gpu.remote import RemoteGpuDevices
 from ...node.setup import gres_files
 from ...units import format_power
@@ -146,7 +146,7 @@ def position_findings(
     if not files:
         yield Finding(name, "warn", f"gres.conf names no GPU of {node}", "give File= for each of them")
         return
-    found = resolve(files, infos) if infos is not None else {p: minor_of(file) for p, file in files.items()}
+    found = resolve(files, infos) if infos is not None else {p: board_minor(file) for p, file in files.items()}
     lost = [f"{place}: {to.reason}" for place, to in found.items() if isinstance(to, Unresolved)]
     if lost:
         yield Finding(
