@@ -98,6 +98,8 @@ def job_files_read(turn: Turn, event: JobFilesRead) -> None:
             turn.change(runs={**turn.state.runs, run: seen})
             turn.audit("run_seen", run=str(run), gpus=list(seen.gpus), reason="job file")
             turn.report_soon()
+            if seen.unknown:
+                turn.relist_soon()  # gres.conf or the slices of a board may be others by now
     turn.change(jobs_read=True)
 
 
@@ -122,10 +124,13 @@ def _locate_runs(turn: Turn) -> None:
 
 
 def _locate(seen: SeenRun, positions: dict[int, GpuId]) -> SeenRun:
-    """The GPUs of a run. A position that leads nowhere is kept as such, never replaced by another."""
+    """The GPUs of a run, each once: several slices may lie on one board.
+
+    A position that leads nowhere is kept as such, never replaced by another.
+    """
     return replace(
         seen,
-        gpus=tuple(positions[place] for place in seen.positions if place in positions),
+        gpus=tuple(dict.fromkeys(positions[place] for place in seen.positions if place in positions)),
         unknown=tuple(place for place in seen.positions if place not in positions),
     )
 
@@ -144,7 +149,7 @@ def devices_listed(turn: Turn, event: DevicesListed) -> None:
     before, settings = turn.state.gpus, turn.state.settings
     same_driver = turn.state.listed and turn.state.driver_start == event.driver_start
     old = before if same_driver else {}
-    place_of = {uuid: place for place, uuid in event.positions.items()}
+    place_of = {uuid: place for place, uuid in sorted(event.positions.items(), reverse=True)}
     listed: dict[GpuId, Gpu] = {}
     for info in event.devices:
         if info.uuid in old:
@@ -156,10 +161,11 @@ def devices_listed(turn: Turn, event: DevicesListed) -> None:
             _new_driver(turn, before[info.uuid], info)
     failed = {failure.uuid: failure for failure in event.failures}
     missing = {uuid: _missing(gpu, failed.get(uuid)) for uuid, gpu in old.items() if uuid not in listed}
+    known = {**listed, **missing}
     unsound = bool(event.failures or event.map_fault or missing)
     first = not turn.state.listed
     turn.change(
-        gpus={**listed, **missing},
+        gpus={uuid: known[uuid] for uuid in (*old, *listed)},  # reports keep their order
         positions=event.positions,
         driver_start=event.driver_start,
         listed=True,
