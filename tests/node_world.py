@@ -237,14 +237,20 @@ class World:
         ]
         last = begun[-1]
         here = [
-            cap
-            for cap in last.caps
-            if (file := self.jobs.get(f"{cap.run.job_id}.{cap.run.restart}"))
-            and uuid in [self.positions[p] for p in file.gpus if p in self.positions]
+            next(
+                (
+                    cap
+                    for cap in last.caps
+                    if cap.run.job_id == file.job_id and cap.run.restart == file.restart
+                ),
+                None,
+            )
+            for file in self.jobs.values()
+            if uuid in [self.positions[p] for p in file.gpus if p in self.positions]
         ]
-        if here:
-            return max(prior_mw if cap.cap_mw is None else cap.cap_mw for cap in here)
-        return prior_mw if last.park_cap_mw is None else last.park_cap_mw
+        park_mw = prior_mw if last.park_cap_mw is None else last.park_cap_mw
+        given = [park_mw if cap is None else prior_mw if cap.cap_mw is None else cap.cap_mw for cap in here]
+        return max(given, default=park_mw)
 
     def raise_is_due(self) -> bool:
         held = self.state.held

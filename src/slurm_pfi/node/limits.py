@@ -60,7 +60,9 @@ Decision: TypeAlias = Set | Rest | Record | LeaveForeign | None
 def wanted(state: State, gpu: Gpu, step: PlanStep, reason: str) -> Wanted | None:
     """The limit this step wants for a GPU with a known prior limit; None where we must not judge.
 
-    A GPU that may belong to a run which leads to no GPU is left alone, but for going back to its prior limit.
+    A GPU of several runs gets the highest of their caps; a run that the step does not name counts with the park cap,
+    as it would have the GPU alone. A GPU that may belong to a run which leads to no GPU is left alone, but for going
+    back to its prior limit.
     """
     prior_mw = gpu.prior_mw
     if prior_mw is None:
@@ -69,6 +71,8 @@ def wanted(state: State, gpu: Gpu, step: PlanStep, reason: str) -> Wanted | None
     caps = [(cap.cap_mw, cap.run) for cap in step.caps if cap.run in here]
     if caps:
         cap_mw, run = max(((cap if cap is not None else prior_mw), run) for cap, run in caps)
+        if step.park_cap_mw is not None and len(caps) < len(here):
+            cap_mw = max(cap_mw, step.park_cap_mw)
         if cap_mw >= prior_mw:
             return Wanted(cap_mw=prior_mw, reason=f"restore: {reason}", run=str(run))
         return _within(gpu, cap_mw, reason, run)
