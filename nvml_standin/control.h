@@ -6,6 +6,9 @@
 
 #include "state.h"
 
+/* Locks, and brings every GPU up to now; returns now. */
+int64_t control_enter(struct node *node);
+
 /* These layouts are repeated in testbed/gpus.py; pfi_layout returns their sizes for comparison. */
 struct pfi_gpu_spec {
     char uuid[UUID_LEN];
@@ -25,6 +28,14 @@ struct pfi_gpu_view {
     int32_t owner_pid;
     uint32_t demands;
     double draw_w, energy_j, work_s, clock;
+};
+
+/* A fault to plant; the fields are those of struct fault. */
+struct pfi_fault_spec {
+    char function[FUNCTION_LEN];
+    int32_t gpu, kind, code, after, count, field;
+    int64_t delay_us;
+    double value;
 };
 
 #endif

@@ -38,16 +38,16 @@ struct reading gpu_read(const struct gpu *gpu, int64_t at_ns)
     return reading;
 }
 
-double gpu_average_w(const struct gpu *gpu, int64_t now_ns, int64_t over_ns)
+double gpu_mean_w(const struct gpu *gpu, int64_t from_ns, int64_t to_ns)
 {
     uint64_t oldest = gpu->n_segments > MAX_SEGMENTS ? gpu->n_segments - MAX_SEGMENTS : 0;
     int64_t known_ns = gpu->segment[oldest % MAX_SEGMENTS].start_ns;
-    int64_t from_ns = now_ns - over_ns > known_ns ? now_ns - over_ns : known_ns;
 
-    if (from_ns >= now_ns)
-        return gpu_read(gpu, now_ns).draw_w;
-    return (gpu_read(gpu, now_ns).energy_j - gpu_read(gpu, from_ns).energy_j) /
-           ((double)(now_ns - from_ns) / (double)NS_PER_S);
+    from_ns = from_ns > known_ns ? from_ns : known_ns;
+    if (from_ns >= to_ns)
+        return gpu_read(gpu, to_ns).draw_w;
+    return (gpu_read(gpu, to_ns).energy_j - gpu_read(gpu, from_ns).energy_j) /
+           ((double)(to_ns - from_ns) / (double)NS_PER_S);
 }
 
 const struct demand *gpu_owner(const struct gpu *gpu)
@@ -76,7 +76,7 @@ unsigned gpu_demands(const struct gpu *gpu)
 static void set_rates(struct segment *segment, const struct gpu *gpu, const struct workload *workload)
 {
     double time = step_time(workload, segment->clock);
-    double reference = step_time(workload, clock_for_cap(workload, gpu->reference_mw / 1000.0, 1.0));
+    double reference = step_time(workload, clock_for_cap(workload, gpu->reference_mw / 1000.0, CLOCK_MIN, 1.0));
 
     /* Processes that share a GPU share its time. */
     segment->rate[WORK] = reference / time / gpu_demands(gpu);
@@ -100,7 +100,8 @@ void gpu_settle(struct gpu *gpu, int64_t now_ns)
     }
     next.clock = CLOCK_MIN;
     if (owner != NULL) {
-        next.clock = clock_for_cap(&owner->workload, gpu->effective_mw / 1000.0, gpu->clock_limit);
+        next.clock = clock_for_cap(&owner->workload, gpu->effective_mw / 1000.0,
+                                   fmin(gpu->clock_floor, gpu->clock_limit), gpu->clock_limit);
         next.target_w = power_w(&owner->workload, next.clock);
         next.power_capped = next.clock < gpu->clock_limit;
         set_rates(&next, gpu, &owner->workload);
@@ -122,6 +123,10 @@ static void put_in_force(struct node *node, struct gpu *gpu, uint32_t requested_
 
     if (gpu->bmc_mw != 0 && gpu->bmc_mw < effective_mw)
         effective_mw = gpu->bmc_mw;
+    if (gpu->module_mw != 0) {
+        uint32_t left_mw = gpu->module_mw > gpu->module_rest_mw ? gpu->module_mw - gpu->module_rest_mw : 0;
+        effective_mw = left_mw < effective_mw ? left_mw : effective_mw;
+    }
     if (effective_mw == gpu->effective_mw && requested_mw == gpu->in_force_mw)
         return;
     gpu->in_force_mw = requested_mw;
@@ -157,10 +162,8 @@ void gpu_request_limit(struct node *node, struct gpu *gpu, uint32_t limit_mw, in
     gpu_advance(node, gpu, now_ns);
 }
 
-void gpu_set_bmc_limit(struct node *node, struct gpu *gpu, uint32_t limit_mw, int32_t pid, int64_t now_ns)
+void gpu_limits_changed(struct node *node, struct gpu *gpu, int32_t pid, int64_t now_ns)
 {
-    gpu_advance(node, gpu, now_ns);
-    gpu->bmc_mw = limit_mw;
     put_in_force(node, gpu, gpu->in_force_mw, pid, now_ns);
 }
 

@@ -21,9 +21,12 @@ const char *nvmlErrorString(nvmlReturn_t result)
         {NVML_ERROR_INSUFFICIENT_SIZE, "Insufficient Size"},
         {NVML_ERROR_DRIVER_NOT_LOADED, "Driver Not Loaded"},
         {NVML_ERROR_TIMEOUT, "Timeout"},
+        {NVML_ERROR_LIBRARY_NOT_FOUND, "NVML Shared Library Not Found"},
+        {NVML_ERROR_FUNCTION_NOT_FOUND, "Function Not Found"},
         {NVML_ERROR_GPU_IS_LOST, "GPU is lost"},
         {NVML_ERROR_RESET_REQUIRED, "GPU requires reset"},
         {NVML_ERROR_LIB_RM_VERSION_MISMATCH, "Driver/library version mismatch"},
+        {NVML_ERROR_IN_USE, "In use by another client"},
         {NVML_ERROR_INSUFFICIENT_RESOURCES, "Insufficient Resources"},
     };
 
@@ -64,19 +67,27 @@ nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
     return nvmlSystemGetCudaDriverVersion(version);
 }
 
-/* NVML index: the rank by PCI address among the devices that are there. The slots are kept in PCI order. */
-static unsigned index_of(const struct state *state, const struct gpu *gpu)
+static unsigned visible_before(const struct state *state, const struct gpu *gpu)
 {
-    unsigned index = 0;
+    unsigned count = 0;
 
     for (const struct gpu *other = state->gpu; other < gpu; other++)
-        index += !other->hidden;
-    return index;
+        count += !other->hidden;
+    return count;
 }
 
 static unsigned visible_gpus(const struct state *state)
 {
-    return index_of(state, state->gpu + state->n_gpus);
+    return visible_before(state, state->gpu + state->n_gpus);
+}
+
+/* NVML index: the rank by PCI address (the order of the slots) among the devices that are there, turned by what a
+ * test asked for. */
+static unsigned index_of(const struct state *state, const struct gpu *gpu)
+{
+    unsigned count = visible_gpus(state);
+
+    return count == 0 ? 0 : (visible_before(state, gpu) + session_rotation()) % count;
 }
 
 nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
@@ -86,19 +97,19 @@ nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
 
     if (code != NVML_SUCCESS)
         return code;
-    *count = visible_gpus(call.node->state);
+    *count = (unsigned int)call_value(&call, 0, visible_gpus(call.node->state));
     return call_end(&call, NVML_SUCCESS);
 }
 
 /* Hand out the handle of a device that was found; the device's own faults are met here. */
-static nvmlReturn_t hand_out(const char *function, struct node *node, struct gpu *gpu, nvmlDevice_t *device)
+static nvmlReturn_t hand_out(const char *function, nvmlDevice_t found, nvmlDevice_t *device)
 {
     struct call call;
-    nvmlReturn_t code = call_begin(&call, function, device_of(node, gpu));
+    nvmlReturn_t code = call_begin_any(&call, function, found);
 
     if (code != NVML_SUCCESS)
         return code;
-    *device = device_of(node, gpu);
+    *device = found;
     return call_end(&call, NVML_SUCCESS);
 }
 
@@ -113,9 +124,20 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *dev
     for (uint32_t i = 0; i < node->state->n_gpus; i++) {
         struct gpu *gpu = &node->state->gpu[i];
         if (!gpu->hidden && index_of(node->state, gpu) == index)
-            return hand_out(__func__, node, gpu, device);
+            return hand_out(__func__, handle_of(node, gpu, BOARD), device);
     }
     return NVML_ERROR_INVALID_ARGUMENT;
+}
+
+/* A slice has the UUID of its device with another first word and other first digits. */
+static void uuid_of(const struct gpu *gpu, int slice, char text[UUID_LEN])
+{
+    memcpy(text, gpu->uuid, UUID_LEN);
+    if (slice != BOARD && strlen(text) > 6) {
+        memcpy(text, "MIG-", 4);
+        text[4] = (char)('1' + slice);
+        text[5] = '0';
+    }
 }
 
 nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
@@ -128,8 +150,12 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
         return NVML_ERROR_INVALID_ARGUMENT;
     for (uint32_t i = 0; i < node->state->n_gpus; i++) {
         struct gpu *gpu = &node->state->gpu[i];
-        if (!gpu->hidden && strcmp(gpu->uuid, uuid) == 0)
-            return hand_out(__func__, node, gpu, device);
+        for (int slice = BOARD; !gpu->hidden && slice < gpu->mig; slice++) {
+            char text[UUID_LEN];
+            uuid_of(gpu, slice, text);
+            if (strcmp(text, uuid) == 0)
+                return hand_out(__func__, handle_of(node, gpu, slice), device);
+        }
     }
     return NVML_ERROR_NOT_FOUND;
 }
@@ -146,7 +172,7 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *address, nvmlDevice_t 
         struct gpu *gpu = &node->state->gpu[i];
         /* The domain is written with eight digits, or with four as lspci does. */
         if (!gpu->hidden && (strcasecmp(gpu->pci, address) == 0 || strcasecmp(gpu->pci + 4, address) == 0))
-            return hand_out(__func__, node, gpu, device);
+            return hand_out(__func__, handle_of(node, gpu, BOARD), device);
     }
     return NVML_ERROR_NOT_FOUND;
 }
@@ -154,17 +180,25 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *address, nvmlDevice_t 
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
 {
     struct call call;
-    nvmlReturn_t code = call_begin(&call, __func__, device);
+    char text[NAME_LEN + 16];
+    nvmlReturn_t code = call_begin_any(&call, __func__, device);
 
-    return code != NVML_SUCCESS ? code : call_end(&call, copy_text(name, length, call.node->state->model));
+    if (code != NVML_SUCCESS)
+        return code;
+    snprintf(text, sizeof text, "%s%s", call.node->state->model, call.slice == BOARD ? "" : " MIG 1g.18gb");
+    return call_end(&call, copy_text(name, length, text));
 }
 
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
 {
     struct call call;
-    nvmlReturn_t code = call_begin(&call, __func__, device);
+    char text[UUID_LEN];
+    nvmlReturn_t code = call_begin_any(&call, __func__, device);
 
-    return code != NVML_SUCCESS ? code : call_end(&call, copy_text(uuid, length, call.gpu->uuid));
+    if (code != NVML_SUCCESS)
+        return code;
+    uuid_of(call.gpu, call.slice, text);
+    return call_end(&call, copy_text(uuid, length, text));
 }
 
 nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
@@ -196,19 +230,7 @@ nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major,
     return call_end(&call, NVML_SUCCESS);
 }
 
-nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
-{
-    struct call call;
-    nvmlReturn_t code = call_begin(&call, __func__, device);
-
-    if (code != NVML_SUCCESS)
-        return code;
-    if (current == NULL || pending == NULL)
-        return call_end(&call, NVML_ERROR_INVALID_ARGUMENT);
-    *current = *pending = call.gpu->mig ? NVML_DEVICE_MIG_ENABLE : NVML_DEVICE_MIG_DISABLE;
-    return call_end(&call, NVML_SUCCESS);
-}
-
-GETTER(nvmlDeviceGetIndex, unsigned int, index_of(call.node->state, call.gpu))
+GETTER_ANY(nvmlDeviceGetIndex, unsigned int,
+           call.slice == BOARD ? index_of(call.node->state, call.gpu) : (unsigned)call.slice)
 GETTER(nvmlDeviceGetMinorNumber, unsigned int, call.gpu->minor)
 GETTER(nvmlDeviceGetArchitecture, nvmlDeviceArchitecture_t, NVML_DEVICE_ARCH_HOPPER)

@@ -2,13 +2,16 @@
 #define _GNU_SOURCE
 #include "call.h"
 
+#define MODULE_MIN_MW 200000U
+#define MODULE_MAX_MW 1000000U
+
 GETTER(nvmlDeviceGetPersistenceMode, nvmlEnableState_t, call.gpu->persistence)
 GETTER(nvmlDeviceGetPowerManagementMode, nvmlEnableState_t, NVML_FEATURE_ENABLED)
 GETTER(nvmlDeviceGetPowerManagementLimit, unsigned int, call.gpu->requested_mw)
 GETTER(nvmlDeviceGetPowerManagementDefaultLimit, unsigned int, call.gpu->default_mw)
 GETTER(nvmlDeviceGetEnforcedPowerLimit, unsigned int, call.gpu->effective_mw)
-GETTER(nvmlDeviceGetPowerUsage, unsigned int, gpu_average_w(call.gpu, call.now_ns, NS_PER_S) * 1000)
-GETTER(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, gpu_read(call.gpu, call.now_ns).energy_j * 1000)
+GETTER(nvmlDeviceGetPowerUsage, unsigned int, sensor_average_mw(call.gpu, call.now_ns))
+GETTER(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, sensor_energy_mj(call.gpu, call.now_ns))
 
 nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned int *least,
                                                           unsigned int *greatest)
@@ -44,6 +47,21 @@ nvmlReturn_t nvmlDeviceSetPowerManagementLimit(nvmlDevice_t device, unsigned int
     return code != NVML_SUCCESS ? code : call_end(&call, set_limit(&call, limit_mw));
 }
 
+static nvmlReturn_t set_module_limit(struct call *call, unsigned int limit_mw)
+{
+    if (call->gpu->module_mw == 0)
+        return NVML_ERROR_NOT_SUPPORTED;
+    if (!may_set(call->node))
+        return NVML_ERROR_NO_PERMISSION;
+    if (limit_mw < MODULE_MIN_MW || limit_mw > MODULE_MAX_MW || limit_mw <= call->gpu->module_rest_mw)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (!call->silent) {
+        call->gpu->module_mw = limit_mw;
+        gpu_limits_changed(call->node, call->gpu, process_self().pid, call->now_ns);
+    }
+    return NVML_SUCCESS;
+}
+
 nvmlReturn_t nvmlDeviceSetPowerManagementLimit_v2(nvmlDevice_t device, nvmlPowerValue_v2_t *value)
 {
     struct call call;
@@ -54,9 +72,14 @@ nvmlReturn_t nvmlDeviceSetPowerManagementLimit_v2(nvmlDevice_t device, nvmlPower
     code = call_begin(&call, __func__, device);
     if (code != NVML_SUCCESS)
         return code;
-    if (value->powerScope != NVML_POWER_SCOPE_GPU)
+    switch (value->powerScope) {
+    case NVML_POWER_SCOPE_GPU:
+        return call_end(&call, set_limit(&call, value->powerValueMw));
+    case NVML_POWER_SCOPE_MODULE:
+        return call_end(&call, set_module_limit(&call, value->powerValueMw));
+    default:
         return call_end(&call, NVML_ERROR_NOT_SUPPORTED);
-    return call_end(&call, set_limit(&call, value->powerValueMw));
+    }
 }
 
 nvmlReturn_t nvmlDeviceSetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t mode)
@@ -75,52 +98,93 @@ nvmlReturn_t nvmlDeviceSetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t
     return call_end(&call, NVML_SUCCESS);
 }
 
-static void fill_uint(nvmlFieldValue_t *field, double value)
+/* One quantity of the device, mW or mJ. */
+static nvmlReturn_t read_gpu_field(const struct call *call, unsigned int field, double *value)
 {
-    field->valueType = NVML_VALUE_TYPE_UNSIGNED_INT;
-    field->value.uiVal = (unsigned int)value;
+    const struct gpu *gpu = call->gpu;
+
+    switch (field) {
+    case NVML_FI_DEV_POWER_AVERAGE:
+        *value = sensor_average_mw(gpu, call->now_ns);
+        break;
+    case NVML_FI_DEV_POWER_INSTANT:
+        *value = sensor_instant_mw(gpu, call->now_ns);
+        break;
+    case NVML_FI_DEV_POWER_MIN_LIMIT:
+        *value = gpu->min_mw;
+        break;
+    case NVML_FI_DEV_POWER_MAX_LIMIT:
+        *value = gpu->max_mw;
+        break;
+    case NVML_FI_DEV_POWER_DEFAULT_LIMIT:
+        *value = gpu->default_mw;
+        break;
+    case NVML_FI_DEV_POWER_CURRENT_LIMIT:
+        *value = gpu->effective_mw;
+        break;
+    case NVML_FI_DEV_POWER_REQUESTED_LIMIT:
+        *value = gpu->requested_mw;
+        break;
+    case NVML_FI_DEV_ENERGY:
+    case NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION:
+        *value = sensor_energy_mj(gpu, call->now_ns);
+        break;
+    default:
+        return NVML_ERROR_NOT_SUPPORTED;
+    }
+    return NVML_SUCCESS;
 }
 
-static void fill_energy(nvmlFieldValue_t *field, double energy_j)
+/* The same of the whole module, where there is one: the rest of it draws what it draws. */
+static nvmlReturn_t read_module_field(const struct call *call, unsigned int field, double *value)
 {
-    field->valueType = NVML_VALUE_TYPE_UNSIGNED_LONG_LONG;
-    field->value.ullVal = (unsigned long long)(energy_j * 1000);
+    const struct gpu *gpu = call->gpu;
+
+    if (gpu->module_mw == 0)
+        return NVML_ERROR_NOT_SUPPORTED;
+    switch (field) {
+    case NVML_FI_DEV_POWER_AVERAGE:
+        *value = gpu->module_rest_mw + sensor_average_mw(gpu, call->now_ns);
+        break;
+    case NVML_FI_DEV_POWER_INSTANT:
+        *value = gpu->module_rest_mw + sensor_instant_mw(gpu, call->now_ns);
+        break;
+    case NVML_FI_DEV_POWER_MIN_LIMIT:
+        *value = MODULE_MIN_MW;
+        break;
+    case NVML_FI_DEV_POWER_MAX_LIMIT:
+    case NVML_FI_DEV_POWER_DEFAULT_LIMIT:
+        *value = MODULE_MAX_MW;
+        break;
+    case NVML_FI_DEV_POWER_CURRENT_LIMIT:
+    case NVML_FI_DEV_POWER_REQUESTED_LIMIT:
+        *value = gpu->module_mw;
+        break;
+    default:
+        return NVML_ERROR_NOT_SUPPORTED;
+    }
+    return NVML_SUCCESS;
 }
 
 static nvmlReturn_t fill_field(const struct call *call, nvmlFieldValue_t *field)
 {
-    const struct gpu *gpu = call->gpu;
+    nvmlReturn_t code = NVML_ERROR_NOT_SUPPORTED;
+    double value = 0;
 
-    if (field->scopeId != NVML_POWER_SCOPE_GPU)
-        return NVML_ERROR_NOT_SUPPORTED;
-    switch (field->fieldId) {
-    case NVML_FI_DEV_POWER_AVERAGE:
-        fill_uint(field, gpu_average_w(gpu, call->now_ns, NS_PER_S) * 1000);
-        break;
-    case NVML_FI_DEV_POWER_INSTANT:
-        fill_uint(field, gpu_read(gpu, call->now_ns).draw_w * 1000);
-        break;
-    case NVML_FI_DEV_POWER_MIN_LIMIT:
-        fill_uint(field, gpu->min_mw);
-        break;
-    case NVML_FI_DEV_POWER_MAX_LIMIT:
-        fill_uint(field, gpu->max_mw);
-        break;
-    case NVML_FI_DEV_POWER_DEFAULT_LIMIT:
-        fill_uint(field, gpu->default_mw);
-        break;
-    case NVML_FI_DEV_POWER_CURRENT_LIMIT:
-        fill_uint(field, gpu->effective_mw);
-        break;
-    case NVML_FI_DEV_POWER_REQUESTED_LIMIT:
-        fill_uint(field, gpu->requested_mw);
-        break;
-    case NVML_FI_DEV_ENERGY:
-    case NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION:
-        fill_energy(field, gpu_read(gpu, call->now_ns).energy_j);
-        break;
-    default:
-        return NVML_ERROR_NOT_SUPPORTED;
+    if (field->scopeId == NVML_POWER_SCOPE_GPU)
+        code = read_gpu_field(call, field->fieldId, &value);
+    else if (field->scopeId == NVML_POWER_SCOPE_MODULE)
+        code = read_module_field(call, field->fieldId, &value);
+    code = call_entry_code(call, field->fieldId, code);
+    if (code != NVML_SUCCESS)
+        return code;
+    value = call_value(call, field->fieldId, value);
+    if (field->fieldId == NVML_FI_DEV_ENERGY || field->fieldId == NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION) {
+        field->valueType = NVML_VALUE_TYPE_UNSIGNED_LONG_LONG;
+        field->value.ullVal = (unsigned long long)value;
+    } else {
+        field->valueType = NVML_VALUE_TYPE_UNSIGNED_INT;
+        field->value.uiVal = (unsigned int)value;
     }
     return NVML_SUCCESS;
 }

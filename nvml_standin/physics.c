@@ -21,9 +21,9 @@ double power_w(const struct workload *workload, double clock)
     return 74.4 + workload->kappa_w * clock * voltage * voltage * busy + workload->memory_w / time;
 }
 
-double clock_for_cap(const struct workload *workload, double cap_w, double highest)
+double clock_for_cap(const struct workload *workload, double cap_w, double lowest, double highest)
 {
-    double low = CLOCK_MIN;
+    double low = lowest;
     double high = highest;
 
     if (power_w(workload, high) <= cap_w)

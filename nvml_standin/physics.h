@@ -18,7 +18,7 @@ double relative_voltage(double clock);
 double step_time(const struct workload *workload, double clock);
 double power_w(const struct workload *workload, double clock);
 
-/* The clock at which the draw meets the cap, at most `highest`. At CLOCK_MIN the draw may exceed the cap. */
-double clock_for_cap(const struct workload *workload, double cap_w, double highest);
+/* The clock in lowest..highest at which the draw meets the cap. At the lowest the draw may exceed the cap. */
+double clock_for_cap(const struct workload *workload, double cap_w, double lowest, double highest);
 
 #endif

@@ -122,12 +122,15 @@ void node_unlock(struct node *node)
     pthread_mutex_unlock(&node->state->mutex);
 }
 
-int64_t node_now_ns(const struct node *node)
+int64_t monotonic_ns(void)
 {
     struct timespec now;
 
-    if (node->state->manual_ns != 0)
-        return node->state->manual_ns;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec;
+}
+
+int64_t node_now_ns(const struct node *node)
+{
+    return node->state->manual_ns != 0 ? node->state->manual_ns : monotonic_ns();
 }

@@ -18,19 +18,41 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import functools
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal
 
-BUILT_LIBRARY: Final = Path(__file__).resolve().parent.parent / "build/nvml_standin/libnvidia-ml.so.1"
+from .standin import FaultSpec, GpuSpec, GpuView, library_path, load
+
+__all__ = [
+    "GH200",
+    "MAX_GPUS",
+    "Device",
+    "FaultKind",
+    "GpuModel",
+    "GpuState",
+    "Node",
+    "Pids",
+    "TraceLine",
+    "create_node",
+    "job_environment",
+    "library_path",
+    "nvml_environment",
+    "plan_devices",
+    "planted",
+    "read_devices",
+    "read_trace",
+    "snapshot",
+    "write_devices",
+]
+
 MAX_GPUS: Final = 16
 _UUID_NAMESPACE: Final = uuid.UUID("5d0c5f3e-5c42-4f0e-9a3b-9a4f6a1c7b11")
 
@@ -46,6 +68,23 @@ class FaultKind(IntEnum):
     """Do it, then answer the code."""
     DELAY = 3
     """Sleep first, then do it."""
+    CRASH = 4
+    """SIGSEGV inside the call."""
+    VALUE = 5
+    """Answer success and this value (getters of one number; utilisation; fields of nvmlDeviceGetFieldValues)."""
+    ENTRY = 6
+    """One entry of a nvmlDeviceGetFieldValues that succeeds has the code."""
+    HANG = 7
+    """Sleep until the fault is cleared, at most for the delay if there is one, then do it."""
+
+
+class Pids(IntEnum):
+    """What the list of a GPU's processes shows instead of their pids (the quantity ``pids``)."""
+
+    TRUE = 0
+    ZERO = 1
+    FOREIGN = 2
+    """Numbers of another namespace, which no process here has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +98,10 @@ class GpuModel:
     effect_us: int = 30_000
     tau_ms: int = 60
     idle_w: float = 75.0
+
+
+GH200: Final = GpuModel(name="NVIDIA GH200 480GB", min_mw=100_000, max_mw=900_000, default_mw=900_000)
+"""Its module has a limit of its own, which leaves the GPU less: poke ``module_mw`` and ``module_rest_mw``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,75 +149,6 @@ class TraceLine:
     job: str = ""
 
 
-# ------------------------------------------------------------------------------------------------ the C side
-
-
-class _Spec(ctypes.Structure):
-    _fields_ = (
-        ("uuid", ctypes.c_char * 48),
-        ("pci", ctypes.c_char * 32),
-        ("minor", ctypes.c_uint32),
-        ("min_mw", ctypes.c_uint32),
-        ("max_mw", ctypes.c_uint32),
-        ("default_mw", ctypes.c_uint32),
-        ("effect_us", ctypes.c_uint32),
-        ("tau_ms", ctypes.c_uint32),
-        ("idle_w", ctypes.c_double),
-    )
-
-
-class _View(ctypes.Structure):
-    _fields_ = (
-        ("mono_ns", ctypes.c_int64),
-        ("uuid", ctypes.c_char * 48),
-        ("job", ctypes.c_char * 64),
-        ("minor", ctypes.c_uint32),
-        ("index", ctypes.c_uint32),
-        ("requested_mw", ctypes.c_uint32),
-        ("effective_mw", ctypes.c_uint32),
-        ("default_mw", ctypes.c_uint32),
-        ("bmc_mw", ctypes.c_uint32),
-        ("owner_pid", ctypes.c_int32),
-        ("demands", ctypes.c_uint32),
-        ("draw_w", ctypes.c_double),
-        ("energy_j", ctypes.c_double),
-        ("work_s", ctypes.c_double),
-        ("clock", ctypes.c_double),
-    )
-
-
-def library_path() -> Path:
-    """The stand-in library: PFI_STANDIN_LIB, else the one that make built."""
-    return Path(os.environ.get("PFI_STANDIN_LIB") or BUILT_LIBRARY)
-
-
-@functools.cache
-def _library(path: Path) -> ctypes.CDLL:
-    if not path.exists():
-        raise FileNotFoundError(errno.ENOENT, "the stand-in is not built; run `make native`", str(path))
-    library = ctypes.CDLL(str(path), use_errno=True)
-    text, handle, number = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int
-    signatures: dict[str, tuple[object, tuple[object, ...]]] = {
-        "pfi_layout": (number, (ctypes.POINTER(ctypes.c_uint32), ctypes.POINTER(ctypes.c_uint32))),
-        "pfi_create": (number, (text, text, text, ctypes.POINTER(_Spec), ctypes.c_uint32)),
-        "pfi_open": (handle, (text,)),
-        "pfi_close": (None, (handle,)),
-        "pfi_snapshot": (number, (handle, ctypes.POINTER(_View), ctypes.c_uint32)),
-        "pfi_poke": (number, (handle, number, text, ctypes.c_double)),
-        "pfi_fault": (number, (handle, text, number, number, number, number, number, ctypes.c_int64)),
-        "pfi_clear_faults": (number, (handle,)),
-        "pfi_faults_fired": (ctypes.c_int64, (handle,)),
-    }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    spec_size, view_size = ctypes.c_uint32(), ctypes.c_uint32()
-    library.pfi_layout(ctypes.byref(spec_size), ctypes.byref(view_size))
-    if (spec_size.value, view_size.value) != (ctypes.sizeof(_Spec), ctypes.sizeof(_View)):
-        raise OSError(errno.EINVAL, "the stand-in was built from other sources; run `make native`", str(path))
-    return library
-
-
 # ------------------------------------------------------------------------------------------------ making a node
 
 
@@ -218,18 +192,23 @@ def create_node(
     model = model or GpuModel()
     node_dir.mkdir(parents=True, exist_ok=True)
     devices = plan_devices(node_dir.name, gpus, device_dir or node_dir / "dev", scrambled=scrambled)
-    specs = (_Spec * gpus)()
+    specs = (GpuSpec * gpus)()
     for device in devices:
         spec = specs[device.index]
         spec.uuid, spec.pci, spec.minor = device.uuid.encode(), device.pci.encode(), device.minor
         spec.min_mw, spec.max_mw, spec.default_mw = model.min_mw, model.max_mw, model.default_mw
         spec.effect_us, spec.tau_ms, spec.idle_w = model.effect_us, model.tau_ms, model.idle_w
-    library = _library(library_path())
+    library = load(library_path())
     result = library.pfi_create(os.fsencode(node_dir), model.name.encode(), driver.encode(), specs, gpus)
     _check(result, node_dir, "make the simulated node")
+    write_devices(node_dir, devices)
+    return devices
+
+
+def write_devices(node_dir: Path, devices: Sequence[Device]) -> None:
+    """Say anew which device file leads to which GPU."""
     text = json.dumps([asdict(device) for device in devices], indent=1)
     (node_dir / "devices.json").write_text(text + "\n")
-    return devices
 
 
 def read_devices(node_dir: Path) -> tuple[Device, ...]:
@@ -237,9 +216,13 @@ def read_devices(node_dir: Path) -> tuple[Device, ...]:
     return tuple(Device(**entry) for entry in json.loads((node_dir / "devices.json").read_text()))
 
 
-def nvml_environment(node_dir: Path) -> dict[str, str]:
-    """What a process needs in its environment from its start to meet this node through pynvml."""
-    return {"LD_LIBRARY_PATH": str(library_path().parent), "PFI_STANDIN_DIR": str(node_dir)}
+def nvml_environment(node_dir: Path, library_dir: Path | None = None) -> dict[str, str]:
+    """What a process needs in its environment from its start to meet this node through pynvml.
+
+    ``library_dir``: where another libnvidia-ml.so.1 is to be found than the one that make built.
+    """
+    folder = library_dir or library_path().parent
+    return {"LD_LIBRARY_PATH": str(folder), "PFI_STANDIN_DIR": str(node_dir)}
 
 
 def job_environment(sim_dir: Path) -> dict[str, str]:
@@ -261,12 +244,12 @@ class Node:
 
     def __init__(self, node_dir: Path) -> None:
         self.node_dir = node_dir
-        self._library = _library(library_path())
+        self._library = load(library_path())
         self._handle: int | None = self._library.pfi_open(os.fsencode(node_dir))
         if self._handle is None:
             code = ctypes.get_errno()
             raise OSError(code, f"cannot open the simulated node: {os.strerror(code)}", str(node_dir))
-        self._views = (_View * MAX_GPUS)()
+        self._views = (GpuView * MAX_GPUS)()
 
     def __enter__(self) -> Node:
         return self
@@ -291,9 +274,21 @@ class Node:
     def poke(self, what: str, value: float, *, gpu: str | int | None = None) -> None:
         """Change one quantity behind NVML's back.
 
-        Of a GPU (UUID or NVML index; None: all): requested_mw (as a foreign writer would), bmc_mw (0: none), reset,
-        min_mw, max_mw, default_mw, granularity_mw, effect_us, tau_ms, idle_w, clock_limit, persistence, sticky_code,
-        hidden, mig. Of the node (gpu None): init_code, manual_ns (a clock that only tests turn), advance_ns.
+        Of a GPU (UUID or place in PCI order; None: all):
+
+        - limits: requested_mw (as a foreign writer would), bmc_mw (0: none), module_mw (limit of the module, 0: no
+          module scope), module_rest_mw, min_mw, max_mw, default_mw, granularity_mw, effect_us, reset, persistence
+        - draw and clock: tau_ms, idle_w, clock_limit and clock_floor (shares of the greatest clock), slowdown (the
+          clocks event reasons of a clock_limit below 1)
+        - sensor: sensor_step_mw, sensor_period_ms and sensor_window_ms (it looks for the last window_ms of each
+          period_ms), energy_offset_mj (added to the energy counter)
+        - presence: sticky_code (every call answers it; 15 and 16 post an Xid), hidden, xid (post one), mig (slices),
+          minor, orphan_hang_ms (how long every call hangs after a client was killed while it slept inside one)
+        - activity: pids (see Pids), resident_pid (a process that only holds memory), no_gpm, gpm_window_ms (samples
+          that are closer make no metric), gpm_zeroes (they make zeroes instead of an error)
+
+        Of the node (gpu None): init_code, rotation (turns the NVML order for who initialises from now on), manual_ns
+        (a clock that only tests turn), advance_ns.
         """
         result = self._library.pfi_poke(self._handle, self._slot(gpu), what.encode(), float(value))
         _check(result, self.node_dir, f"poke {what}={value}")
@@ -308,16 +303,52 @@ class Node:
         after: int = 0,
         count: int = -1,
         delay_s: float = 0.0,
+        value: float = 0.0,
+        field: int = 0,
     ) -> None:
         """Plant a fault in an NVML function (its C symbol, or ``*``): skip ``after`` calls, then fire ``count`` times
-        (-1: for ever)."""
-        result = self._library.pfi_fault(
-            self._handle, function.encode(), self._slot(gpu), kind, code, after, count, round(delay_s * 1e6)
+        (-1: for ever). A call meets all that match, up to one that ends it.
+
+        ``value`` and ``field`` (a field id of nvmlDeviceGetFieldValues, 0: all) are of the kinds VALUE and ENTRY.
+        """
+        spec = FaultSpec(
+            function=function.encode(),
+            gpu=self._slot(gpu),
+            kind=kind,
+            code=code,
+            after=after,
+            count=count,
+            field=field,
+            delay_us=round(delay_s * 1e6),
+            value=value,
         )
+        result = self._library.pfi_fault(self._handle, ctypes.byref(spec))
         _check(result, self.node_dir, f"plant a fault in {function}")
 
+    def reset(self, gpu: str | int) -> None:
+        """Reset a GPU as ``nvidia-smi --gpu-reset`` does. OSError EBUSY while an NVML client or a job holds it."""
+        _check(self._library.pfi_reset(self._handle, self._slot(gpu)), self.node_dir, f"reset GPU {gpu}")
+
+    def set_mig(self, gpu: str | int, slices: int) -> None:
+        """Cut a GPU into slices (0: none). OSError EBUSY while an NVML client or a job holds it."""
+        result = self._library.pfi_set_mig(self._handle, self._slot(gpu), slices)
+        _check(result, self.node_dir, f"switch MIG on GPU {gpu}")
+
+    def replace(self, gpu: str | int, uuid: str) -> None:
+        """Put another board into a GPU's slot: new UUID, default limit. Handles of the old one are lost for good."""
+        slot = self._slot(gpu)
+        result = self._library.pfi_replace(self._handle, slot, uuid.encode())
+        _check(result, self.node_dir, f"replace GPU {gpu}")
+        devices = [
+            replace(device, uuid=uuid) if device.index == slot else device
+            for device in read_devices(self.node_dir)
+        ]
+        write_devices(self.node_dir, devices)
+
     def clear_faults(self) -> None:
-        """Remove planted faults, sticky codes, hidden GPUs and the init code. Limits stay as they are."""
+        """Remove planted faults and all that makes a GPU answer wrongly: sticky codes, hidden, init code, pids,
+        resident_pid, energy_offset_mj, no_gpm, gpm_zeroes, orphan_hang_ms. What a GPU is (limits, MIG, clocks, sensor,
+        order) stays. Calls that hang go on."""
         _check(self._library.pfi_clear_faults(self._handle), self.node_dir, "clear faults")
 
     def faults_fired(self) -> int:
@@ -335,7 +366,7 @@ class Node:
         raise OSError(errno.ENODEV, f"no GPU {gpu} on the simulated node", str(self.node_dir))
 
 
-def _state(view: _View) -> GpuState:
+def _state(view: GpuView) -> GpuState:
     return GpuState(
         mono_ns=view.mono_ns,
         uuid=view.uuid.decode(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import subprocess
 import sys
 import time
@@ -39,6 +40,14 @@ class NvmlError(Exception):
         self.code = code
 
 
+class NvmlDiedError(Exception):
+    """The other process ended in the middle of a call."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
 class NvmlProcess:
     """One NVML client. ``process("N.nvmlDeviceGetName(h[0])")`` evaluates there; init is called unless told not to."""
 
@@ -54,11 +63,27 @@ class NvmlProcess:
             self("init()")
 
     def __call__(self, expression: str) -> Any:
+        self.send(expression)
+        return self.receive()
+
+    def send(self, expression: str) -> None:
+        """Begin a call whose answer may not come."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write(expression + "\n")
         self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline())
+
+    def has_answered(self, timeout_s: float = 0.0) -> bool:
+        """Whether an answer comes within this time."""
+        assert self._process.stdout is not None
+        return bool(select.select([self._process.stdout], [], [], timeout_s)[0])
+
+    def receive(self) -> Any:
+        """The answer to what was sent. NvmlDiedError when the process ended instead."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise NvmlDiedError(self._process.wait(10))
+        answer = json.loads(line)
         if "error" in answer:
             raise NvmlError(answer["error"], answer["code"])
         return answer["ok"]

@@ -1,0 +1,591 @@
+"""Every fault of the list, planted by its number and met through the real pynvml in other processes."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_pfi.sim.jobs import model_job
+from slurm_pfi.sim.standin import NodeGpus
+from testbed.gpu_faults import FAULTS, Code, Reason, library, plant
+from testbed.gpus import GH200, Device, FaultKind, GpuModel, Node, create_node, library_path, read_devices
+from tests.standin_client import NvmlDiedError, NvmlError, NvmlProcess, wait_until
+
+WORKLOAD = model_job("L70 FT nc").workload
+DEFAULT_MW = 700_000
+SET = "N.nvmlDeviceSetPowerManagementLimit(h[{}], {})"
+REQUESTED = "N.nvmlDeviceGetPowerManagementLimit(h[{}])"
+ENFORCED = "N.nvmlDeviceGetEnforcedPowerLimit(h[{}])"
+POWER = "N.nvmlDeviceGetPowerUsage(h[{}])"
+ENERGY = "N.nvmlDeviceGetTotalEnergyConsumption(h[{}])"
+REASONS = "N.nvmlDeviceGetCurrentClocksEventReasons(h[{}])"
+COUNT = "N.nvmlDeviceGetCount()"
+PIDS = "[p.pid for p in N.nvmlDeviceGetComputeRunningProcesses(h[{}])]"
+FIELDS = "[(v.nvmlReturn, v.value.uiVal) for v in N.nvmlDeviceGetFieldValues(h[{}], {})]"
+
+
+@pytest.fixture
+def node_dir(tmp_path: Path) -> Path:
+    return tmp_path / "n1"
+
+
+@pytest.fixture
+def devices(node_dir: Path) -> tuple[Device, ...]:
+    return create_node(node_dir, gpus=4, model=GpuModel(effect_us=0, tau_ms=0))
+
+
+@pytest.fixture
+def node(node_dir: Path, devices: tuple[Device, ...]) -> Iterator[Node]:
+    with Node(node_dir) as opened:
+        opened.poke("manual_ns", time.monotonic_ns())
+        yield opened
+
+
+@pytest.fixture
+def nvml(node: Node) -> Iterator[NvmlProcess]:
+    with NvmlProcess(node.node_dir) as process:
+        yield process
+
+
+@pytest.fixture
+def job(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeGpus]:
+    """A job on GPU 0."""
+    monkeypatch.setenv("PFI_STANDIN_LIB", str(library_path()))
+    gpus = NodeGpus(node.node_dir, "7.0")
+    gpus.register(node.snapshot()[0].uuid, WORKLOAD)
+    yield gpus
+    gpus.close()
+
+
+def advance(node: Node, seconds: float) -> None:
+    node.poke("advance_ns", round(seconds * 1e9))
+
+
+def code_of(process: NvmlProcess, expression: str) -> int | None:
+    """The return code of a call; None when it succeeds."""
+    try:
+        process(expression)
+    except NvmlError as error:
+        return error.code
+    return None
+
+
+# ------------------------------------------------------------------------------------------------ the table
+
+
+def test_the_table_has_all_44_and_each_can_be_brought_about() -> None:
+    assert sorted(FAULTS) == list(range(1, 45))
+    for fault in FAULTS.values():
+        assert fault.variants or fault.libraries or fault.by_test, fault
+
+
+@pytest.mark.parametrize(
+    ("number", "variant"),
+    [(fault.number, variant) for fault in FAULTS.values() for variant in fault.variants],
+)
+def test_every_variant_is_planted_on_one_gpu_and_on_all(node: Node, number: int, variant: str) -> None:
+    plant(node, number, gpu=1, variant=variant)
+    node.clear_faults()
+    plant(node, number, variant=variant)
+    node.clear_faults()
+    assert len(node.snapshot()) == 4
+
+
+def test_clearing_leaves_a_healthy_node(node: Node) -> None:
+    for number in (2, 4, 10, 20, 24, 26, 31, 33, 34, 39, 42):
+        plant(node, number)
+    node.clear_faults()
+    with NvmlProcess(node.node_dir) as nvml:
+        assert nvml(COUNT) == 4
+        nvml(SET.format(1, 400_000))
+        assert nvml(REQUESTED.format(1)) == 400_000
+        assert nvml("N.nvmlDeviceGetUtilizationRates(h[1]).gpu") == 0
+        assert nvml(PIDS.format(1)) == []
+        assert nvml(POWER.format(1)) == pytest.approx(75_000, abs=1)
+
+
+# ------------------------------------------------------------------------------------------------ library, driver
+
+
+@pytest.mark.parametrize("variant", list(FAULTS[1].libraries))
+def test_1_no_usable_library(node: Node, tmp_path: Path, variant: str) -> None:
+    folder = library(1, tmp_path / "lib", variant=variant)
+    with NvmlProcess(node.node_dir, init=False, env={"LD_LIBRARY_PATH": str(folder)}) as nvml:
+        assert code_of(nvml, "init()") == Code.LIBRARY_NOT_FOUND
+
+
+def test_1_only_a_whole_library_of_this_machine_loads(tmp_path: Path) -> None:
+    """What ctypes says of each, so that the variants are the ones that their names say."""
+    said = {}
+    for variant in ("wrong architecture", "undefined symbol", "truncated"):
+        path = library(1, tmp_path / variant, variant=variant) / "libnvidia-ml.so.1"
+        with pytest.raises(OSError, match=r"libnvidia-ml") as error:
+            ctypes.CDLL(str(path))
+        said[variant] = str(error.value)
+    assert "undefined symbol: pthread_mutexattr_setrobusX" in said["undefined symbol"]
+    assert "too short" in said["truncated"]
+    assert "undefined" not in said["wrong architecture"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(2, Code.DRIVER_NOT_LOADED), (3, Code.LIB_RM_VERSION_MISMATCH)])
+def test_2_3_init_is_refused(node: Node, number: int, code: Code) -> None:
+    plant(node, number)
+    with NvmlProcess(node.node_dir, init=False) as nvml:
+        assert code_of(nvml, "init()") == code
+
+
+def test_3_a_running_client_is_told_too_or_only_the_next(node: Node, nvml: NvmlProcess) -> None:
+    plant(node, 3, variant="next init")
+    assert nvml(COUNT) == 4
+    plant(node, 3, variant="running")
+    assert code_of(nvml, COUNT) == Code.LIB_RM_VERSION_MISMATCH
+    assert code_of(nvml, REQUESTED.format(2)) == Code.LIB_RM_VERSION_MISMATCH
+
+
+def test_5_use_before_init(node: Node) -> None:
+    with NvmlProcess(node.node_dir, init=False) as nvml:
+        assert code_of(nvml, "N._LoadNvmlLibrary() or N.nvmlDeviceGetCount()") == Code.UNINITIALIZED
+
+
+def test_25_init_hangs_until_it_is_released(node: Node) -> None:
+    plant(node, 25)
+    with NvmlProcess(node.node_dir, init=False) as nvml:
+        nvml.send("init()")
+        wait_until(lambda: node.faults_fired() == 1, "init has begun")
+        assert not nvml.has_answered(0.05)
+        node.clear_faults()
+        assert nvml.receive() == 4
+
+
+def test_26_the_library_crashes_inside_a_call_and_blocks_nobody(node: Node, nvml: NvmlProcess) -> None:
+    plant(node, 26, gpu=1)
+    with NvmlProcess(node.node_dir) as other:
+        assert other(SET.format(0, 500_000)) is None
+        with pytest.raises(NvmlDiedError) as died:
+            other(SET.format(1, 400_000))
+    assert died.value.exit_code == -signal.SIGSEGV
+    assert nvml(REQUESTED.format(1)) == DEFAULT_MW
+    assert code_of(nvml, SET.format(1, 400_000)) is None  # it fired once
+
+
+@pytest.mark.parametrize(
+    ("variant", "lacking", "working"),
+    [
+        ("field values", FIELDS.format(0, [186]), POWER.format(0)),
+        ("power usage", POWER.format(0), ENERGY.format(0)),
+        ("event reasons", REASONS.format(0), "N.nvmlDeviceGetCurrentClocksThrottleReasons(h[0])"),
+        ("GPM", "N.nvmlGpmQueryDeviceSupport(h[0])", POWER.format(0)),
+        ("setter", SET.format(0, 400_000), REQUESTED.format(0)),
+    ],
+)
+def test_36_an_older_library_lacks_a_function(
+    node: Node, tmp_path: Path, variant: str, lacking: str, working: str
+) -> None:
+    folder = library(36, tmp_path / "lib", variant=variant)
+    with NvmlProcess(node.node_dir, env={"LD_LIBRARY_PATH": str(folder)}) as nvml:
+        assert code_of(nvml, lacking) == Code.FUNCTION_NOT_FOUND
+        assert code_of(nvml, working) is None
+
+
+# ------------------------------------------------------------------------------------------------ a device that is gone
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(4, Code.UNKNOWN), (19, Code.GPU_IS_LOST), (21, Code.RESET_REQUIRED)]
+)
+def test_4_19_21_every_call_on_the_device_has_one_answer(
+    node: Node, nvml: NvmlProcess, number: int, code: Code
+) -> None:
+    plant(node, number, gpu=2)
+    for call in (SET.format(2, 400_000), REQUESTED.format(2), POWER.format(2), FIELDS.format(2, [186])):
+        assert code_of(nvml, call) == code
+    assert code_of(nvml, "N.nvmlDeviceGetHandleByIndex(2)") == code
+    assert nvml(COUNT) == 4
+    assert code_of(nvml, SET.format(1, 400_000)) is None
+
+
+def test_20_the_count_drops(node: Node, nvml: NvmlProcess) -> None:
+    plant(node, 20, gpu=1)
+    assert nvml(COUNT) == 3
+    assert code_of(nvml, REQUESTED.format(1)) == Code.GPU_IS_LOST
+    uuids = [state.uuid for state in node.snapshot()]
+    assert nvml("N.nvmlDeviceGetUUID(N.nvmlDeviceGetHandleByIndex(1))") == uuids[2]
+
+
+def test_22_indices_shift_at_the_next_init_only(node: Node, nvml: NvmlProcess) -> None:
+    everyone = "[N.nvmlDeviceGetUUID(N.nvmlDeviceGetHandleByIndex(i)) for i in range(4)]"
+    uuids = [state.uuid for state in node.snapshot()]
+    plant(node, 22)
+    assert nvml(everyone) == uuids
+    with NvmlProcess(node.node_dir) as later:
+        assert later(everyone) == [uuids[3], *uuids[:3]]
+        assert later("[N.nvmlDeviceGetIndex(each) for each in h]") == [0, 1, 2, 3]
+        later(SET.format(0, 400_000))
+    assert nvml(REQUESTED.format(3)) == 400_000
+
+
+def test_23_device_files_lead_to_other_gpus(node: Node, nvml: NvmlProcess) -> None:
+    plant(node, 23)
+    minors = {
+        nvml(f"N.nvmlDeviceGetUUID(h[{i}])"): nvml(f"N.nvmlDeviceGetMinorNumber(h[{i}])") for i in range(4)
+    }
+    for device in read_devices(node.node_dir):
+        assert device.minor == device.position != device.index
+        assert minors[device.uuid] == device.minor
+
+
+def test_30_a_replaced_gpu_has_another_uuid_and_its_old_handle_is_lost(node: Node, nvml: NvmlProcess) -> None:
+    nvml(SET.format(2, 400_000))
+    old = node.snapshot()[2].uuid
+    plant(node, 30, gpu=2)
+    new = node.snapshot()[2].uuid
+    assert new != old
+    assert code_of(nvml, REQUESTED.format(2)) == Code.GPU_IS_LOST
+    with NvmlProcess(node.node_dir) as later:
+        assert later("N.nvmlDeviceGetUUID(h[2])") == new
+        assert later(REQUESTED.format(2)) == DEFAULT_MW
+        assert code_of(later, f"N.nvmlDeviceGetHandleByUUID({old!r})") == 6
+    assert new in [device.uuid for device in read_devices(node.node_dir)]
+
+
+def test_41_an_open_client_blocks_reset_and_mig(node: Node) -> None:
+    with NvmlProcess(node.node_dir) as nvml:
+        nvml(SET.format(1, 400_000))
+        with pytest.raises(OSError, match="reset GPU 1") as refused:
+            node.reset(1)
+        assert refused.value.errno == errno.EBUSY
+        with pytest.raises(OSError, match="MIG on GPU 1") as refused:
+            node.set_mig(1, 2)
+        assert refused.value.errno == errno.EBUSY
+        assert nvml(REQUESTED.format(1)) == 400_000
+        nvml("N.nvmlShutdown()")
+        node.reset(1)
+        assert nvml("init()") == 4
+        assert nvml(REQUESTED.format(1)) == DEFAULT_MW
+        nvml.kill()
+        node.set_mig(1, 2)  # a dead client holds nothing
+
+
+def test_41_a_job_blocks_its_gpu_only(node: Node, job: NodeGpus) -> None:
+    node.reset(1)
+    with pytest.raises(OSError, match="reset GPU 0") as error:
+        node.reset(0)
+    assert error.value.errno == errno.EBUSY
+    job.close()
+    node.reset(0)
+
+
+# ------------------------------------------------------------------------------------------------ limits
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(6, Code.NO_PERMISSION), (7, Code.NOT_SUPPORTED), (42, Code.OF_A_LATER_DRIVER)]
+)
+def test_6_7_42_the_set_is_refused(node: Node, nvml: NvmlProcess, number: int, code: Code) -> None:
+    plant(node, number, gpu=1)
+    assert code_of(nvml, SET.format(1, 400_000)) == code
+    assert nvml(REQUESTED.format(1)) == DEFAULT_MW
+    assert code_of(nvml, SET.format(0, 400_000)) is None
+
+
+def test_42_a_code_without_a_name_is_a_plain_error(node: Node, nvml: NvmlProcess) -> None:
+    plant(node, 42, gpu=1)
+    with pytest.raises(NvmlError) as error:
+        nvml(SET.format(1, 400_000))
+    assert (error.value.name, error.value.code) == ("NVMLError", 12345)
+
+
+def test_8_the_range_shrinks(node: Node, nvml: NvmlProcess) -> None:
+    plant(node, 8, gpu=1)
+    plant(node, 8, gpu=2, variant="minimum")
+    assert nvml("N.nvmlDeviceGetPowerManagementLimitConstraints(h[1])") == [200_000, 500_000]
+    assert code_of(nvml, SET.format(1, 600_000)) == Code.INVALID_ARGUMENT
+    assert code_of(nvml, SET.format(2, 300_000)) == Code.INVALID_ARGUMENT
+    assert code_of(nvml, SET.format(1, 500_000)) is None
+
+
+def test_9_the_second_setter_of_the_binding_hides_the_refusal(node: Node, nvml: NvmlProcess) -> None:
+    plant(node, 9, gpu=1)
+    call = "N.nvmlDeviceSetPowerManagementLimit_v2(h[1], N.NVML_POWER_SCOPE_GPU, 400_000)"
+    assert code_of(nvml, call) is None
+    assert node.faults_fired() == 1
+    assert nvml(REQUESTED.format(1)) == DEFAULT_MW
+
+
+def test_10_11_12_13_what_became_of_a_set(node: Node, nvml: NvmlProcess) -> None:
+    for gpu, number in enumerate((10, 11, 12, 13)):
+        plant(node, number, gpu=gpu)
+    codes = [code_of(nvml, SET.format(gpu, 404_999)) for gpu in range(4)]
+    assert codes == [None, Code.TIMEOUT, None, None]
+    assert [nvml(REQUESTED.format(gpu)) for gpu in range(4)] == [DEFAULT_MW, 404_999, 400_000, 404_999]
+    assert [nvml(ENFORCED.format(gpu)) for gpu in range(4)] == [DEFAULT_MW, 404_999, 400_000, DEFAULT_MW]
+    advance(node, 2.0)
+    assert nvml(ENFORCED.format(3)) == 404_999
+
+
+def test_14_15_16_others_limit_too(node: Node, nvml: NvmlProcess) -> None:
+    nvml(SET.format(1, 400_000))
+    plant(node, 14, gpu=1)
+    assert (nvml(REQUESTED.format(1)), nvml(ENFORCED.format(1))) == (400_000, 300_000)
+    plant(node, 15, gpu=1)
+    assert nvml(ENFORCED.format(1)) == 400_000
+    plant(node, 16, gpu=1)
+    assert (nvml(REQUESTED.format(1)), nvml(ENFORCED.format(1))) == (650_000, 650_000)
+
+
+@pytest.mark.parametrize("number", [17, 18])
+def test_17_18_back_to_the_default(node: Node, nvml: NvmlProcess, number: int) -> None:
+    nvml(SET.format(1, 400_000))
+    plant(node, number, gpu=1)
+    assert (nvml(REQUESTED.format(1)), nvml(ENFORCED.format(1))) == (DEFAULT_MW, DEFAULT_MW)
+    assert nvml("[N.nvmlDeviceGetPersistenceMode(each) for each in h]") == [1, int(number == 18), 1, 1]
+
+
+def test_43_the_limit_of_the_module_binds_the_gpu(tmp_path: Path) -> None:
+    create_node(tmp_path / "n1", gpus=2, model=GH200)
+    with Node(tmp_path / "n1") as node, NvmlProcess(tmp_path / "n1") as nvml:
+        module = [(185, 1), (187, 1), (188, 1), (190, 1), (192, 1)]
+        assert [code for code, _ in nvml(FIELDS.format(0, module))] == [Code.NOT_SUPPORTED] * 5
+        plant(node, 43, gpu=0)
+        assert nvml(ENFORCED.format(0)) == 450_000
+        assert nvml(REQUESTED.format(0)) == 900_000
+        values = nvml(FIELDS.format(0, module))
+        assert values[1:] == [[0, 200_000], [0, 1_000_000], [0, 600_000], [0, 600_000]]
+        assert values[0][1] == pytest.approx(150_000 + 75_000, abs=1)
+        nvml("N.nvmlDeviceSetPowerManagementLimit_v2(h[0], N.NVML_POWER_SCOPE_MODULE, 500_000)")
+        assert nvml(ENFORCED.format(0)) == 350_000
+        assert nvml(ENFORCED.format(1)) == 900_000
+
+
+# ------------------------------------------------------------------------------------------------ calls that hang
+
+
+def test_24_a_hang_holds_up_one_device_until_it_is_released(node: Node, nvml: NvmlProcess) -> None:
+    plant(node, 24, gpu=1)
+    with NvmlProcess(node.node_dir, init=False) as stuck:
+        stuck.send("init()")
+        wait_until(lambda: node.faults_fired() == 1, "the call hangs")
+        assert nvml(POWER.format(0)) > 0
+        assert not stuck.has_answered(0.05)
+        node.clear_faults()
+        assert stuck.receive() == 4
+
+
+def test_24_a_hang_ends_by_itself(node: Node, nvml: NvmlProcess) -> None:
+    node.fault("nvmlDeviceGetPowerUsage", FaultKind.HANG, gpu=1, delay_s=0.1)
+    start_s = time.monotonic()
+    assert nvml(POWER.format(1)) > 0
+    assert time.monotonic() - start_s >= 0.1
+
+
+def test_24_a_latency_on_every_call_leaves_the_other_faults(node: Node, nvml: NvmlProcess) -> None:
+    node.fault("*", FaultKind.DELAY, delay_s=0.005)
+    plant(node, 11, gpu=1)
+    assert code_of(nvml, SET.format(1, 400_000)) == Code.TIMEOUT
+    assert nvml(REQUESTED.format(1)) == 400_000
+    assert node.faults_fired() == 3
+
+
+def test_28_a_client_that_is_killed_in_a_call_leaves_the_calls_of_the_next_hanging(
+    node: Node, nvml: NvmlProcess
+) -> None:
+    plant(node, 28, gpu=1, variant="set")
+    with NvmlProcess(node.node_dir) as killed:
+        killed.send(SET.format(1, 400_000))
+        wait_until(lambda: node.faults_fired() == 1, "the call hangs")
+        assert nvml(REQUESTED.format(1)) == DEFAULT_MW  # others are served while it lives
+        killed.kill()
+    nvml.send(REQUESTED.format(1))
+    assert not nvml.has_answered(0.1)
+    with NvmlProcess(node.node_dir, init=False) as other:
+        other("N.nvmlInit()")
+        assert other("N.nvmlDeviceGetPowerUsage(N.nvmlDeviceGetHandleByIndex(0))") > 0
+        node.clear_faults()
+        assert nvml.receive() == DEFAULT_MW
+
+
+# ------------------------------------------------------------------------------------------------ readings
+
+
+def test_31_32_33_garbage_comes_with_success(node: Node, nvml: NvmlProcess) -> None:
+    advance(node, 100)
+    plant(node, 31, gpu=1)
+    assert nvml(POWER.format(1)) == 3_000_000
+    assert nvml(FIELDS.format(1, [185, 186, 190])) == [[0, 3_000_000], [0, 3_000_000], [0, DEFAULT_MW]]
+    before_mj = nvml(ENERGY.format(1))
+    plant(node, 32, gpu=1)
+    assert 0 < nvml(ENERGY.format(1)) < before_mj
+    plant(node, 32, gpu=2, variant="missing")
+    assert code_of(nvml, ENERGY.format(2)) == Code.NOT_SUPPORTED
+    codes = [code for code, _ in nvml(FIELDS.format(2, [83, 191, 186]))]
+    assert codes == [Code.NOT_SUPPORTED, Code.NOT_SUPPORTED, 0]
+    plant(node, 33, gpu=3)
+    assert nvml("N.nvmlDeviceGetUtilizationRates(h[3]).gpu") == 100
+    assert nvml(PIDS.format(3)) == []
+
+
+def test_34_pids_that_say_nothing(node: Node, nvml: NvmlProcess, job: NodeGpus) -> None:
+    assert nvml(PIDS.format(0)) == [os.getpid()]
+    plant(node, 34, gpu=0, variant="zero")
+    assert nvml(PIDS.format(0)) == [0]
+    plant(node, 34, gpu=0, variant="foreign")
+    (foreign,) = nvml(PIDS.format(0))
+    assert not Path(f"/proc/{foreign}").exists()
+    plant(node, 34, gpu=1, variant="idle")
+    assert nvml(PIDS.format(1)) == [1]
+    assert nvml("N.nvmlDeviceGetUtilizationRates(h[1]).gpu") == 0
+    assert nvml("N.nvmlDeviceGetMemoryInfo(h[1]).used") > 0
+
+
+def test_35_mig_cuts_a_board_whose_power_stays_one(node: Node, nvml: NvmlProcess, job: NodeGpus) -> None:
+    assert nvml("N.nvmlDeviceGetMigMode(h[0])") == [0, 0]
+    assert code_of(nvml, "N.nvmlDeviceGetMigDeviceHandleByIndex(h[0], 0)") == 6
+    plant(node, 35, gpu=0)
+    assert nvml("N.nvmlDeviceGetMigMode(h[0])") == [1, 1]
+    assert nvml("N.nvmlDeviceGetMaxMigDeviceCount(h[0])") == 7
+    nvml("globals().update(m=[N.nvmlDeviceGetMigDeviceHandleByIndex(h[0], i) for i in range(2)])")
+    uuids = nvml("[N.nvmlDeviceGetUUID(each) for each in m]")
+    assert len({*uuids, node.snapshot()[0].uuid}) == 3
+    assert all(each.startswith("MIG-") for each in uuids)
+    for number, each in enumerate(uuids):
+        assert nvml(f"N.nvmlDeviceGetUUID(N.nvmlDeviceGetHandleByUUID({each!r}))") == each
+        assert nvml(f"N.nvmlDeviceGetIndex(m[{number}])") == number
+        assert nvml(f"N.nvmlDeviceIsMigDeviceHandle(m[{number}]).value") == 1
+    board = "N.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(m[1])"
+    assert nvml(f"N.nvmlDeviceGetUUID({board})") == node.snapshot()[0].uuid
+    for call in (
+        "GetPowerUsage(m[0])",
+        "SetPowerManagementLimit(m[0], 400_000)",
+        "GetEnforcedPowerLimit(m[0])",
+    ):
+        assert code_of(nvml, f"N.nvmlDevice{call}") == Code.NOT_SUPPORTED
+    assert code_of(nvml, "N.nvmlDeviceGetUtilizationRates(h[0])") == Code.NOT_SUPPORTED
+    assert nvml(POWER.format(0)) > 0
+    assert nvml(PIDS.format(0)) == [os.getpid()]
+    assert nvml("[len(N.nvmlDeviceGetComputeRunningProcesses(each)) for each in m]") == [1, 0]
+    plant(node, 35, gpu=0, variant="off")
+    assert code_of(nvml, "N.nvmlDeviceGetUUID(m[0])") == Code.INVALID_ARGUMENT
+
+
+def test_37_a_slowdown_has_its_reasons(node: Node, nvml: NvmlProcess, job: NodeGpus) -> None:
+    advance(node, 1)
+    full_mhz = nvml("N.nvmlDeviceGetClockInfo(h[0], N.NVML_CLOCK_SM)")
+    for variant, reason in (
+        ("thermal", Reason.SW_THERMAL),
+        ("hardware thermal", Reason.HW_THERMAL),
+        ("power brake", Reason.HW_POWER_BRAKE),
+    ):
+        plant(node, 37, gpu=0, variant=variant)
+        assert nvml(REASONS.format(0)) == reason
+    assert nvml("N.nvmlDeviceGetClockInfo(h[0], N.NVML_CLOCK_SM)") < 0.6 * full_mhz
+
+
+def test_38_the_draw_stays_above_a_cap_at_the_clock_floor(
+    node: Node, nvml: NvmlProcess, job: NodeGpus
+) -> None:
+    nvml(SET.format(0, 250_000))
+    advance(node, 2)
+    assert nvml(POWER.format(0)) == pytest.approx(250_000, rel=1e-3)
+    plant(node, 38, gpu=0)
+    advance(node, 2)
+    assert nvml(ENFORCED.format(0)) == 250_000
+    assert nvml(POWER.format(0)) > 300_000
+
+
+def test_39_an_entry_has_an_error_in_a_call_that_succeeds(node: Node, nvml: NvmlProcess) -> None:
+    plant(node, 39, gpu=1, variant="instant")
+    (average, instant) = nvml(FIELDS.format(1, [185, 186]))
+    assert (average[0], instant[0]) == (0, Code.NOT_SUPPORTED)
+    plant(node, 39, gpu=1)
+    assert [code for code, _ in nvml(FIELDS.format(1, [185, 190]))] == [Code.NOT_SUPPORTED] * 2
+    assert nvml(FIELDS.format(0, [190])) == [[0, DEFAULT_MW]]
+
+
+def test_40_gpm_is_unsupported_or_its_window_too_short(node: Node, nvml: NvmlProcess, job: NodeGpus) -> None:
+    nvml("globals().update(s=[N.nvmlGpmSampleAlloc() for _ in range(2)])")
+
+    def measure(apart_s: float) -> float:
+        nvml("N.nvmlGpmSampleGet(h[0], s[0])")
+        advance(node, apart_s)
+        nvml("N.nvmlGpmSampleGet(h[0], s[1])")
+        nvml("globals().update(m=N.c_nvmlGpmMetricsGet_t())")
+        nvml("m.__setattr__('version', N.NVML_GPM_METRICS_GET_VERSION)")
+        nvml("[setattr(m, k, v) for k, v in zip(('sample1', 'sample2', 'numMetrics'), (*s, 1))]")
+        nvml("setattr(m.metrics[0], 'metricId', N.NVML_GPM_METRIC_SM_UTIL)")
+        nvml("N.nvmlGpmMetricsGet(m) and None")
+        return float(nvml("m.metrics[0].value"))
+
+    assert measure(0.2) == pytest.approx(97)
+    with pytest.raises(NvmlError) as error:
+        measure(0.05)
+    assert error.value.code == Code.INVALID_ARGUMENT
+    plant(node, 40, gpu=0, variant="zeroes")
+    assert measure(0.2) == 0
+    plant(node, 40, gpu=0)
+    assert nvml("N.nvmlGpmQueryDeviceSupport(h[0]).isSupportedDevice") == 0
+    with pytest.raises(NvmlError) as error:
+        measure(0.2)
+    assert error.value.code == Code.NOT_SUPPORTED
+
+
+# ------------------------------------------------------------------------------------------------ sensor, events
+
+
+def test_a_coarse_sensor_reads_in_steps(node: Node, nvml: NvmlProcess, job: NodeGpus) -> None:
+    nvml(SET.format(0, 333_000))
+    advance(node, 2)
+    node.poke("sensor_step_mw", 25_000, gpu=0)
+    assert nvml(POWER.format(0)) == 325_000
+    assert nvml(FIELDS.format(0, [185, 186])) == [[0, 325_000], [0, 325_000]]
+
+
+def test_a_sensor_that_looks_a_quarter_of_the_time_misses_the_rest(
+    node: Node, nvml: NvmlProcess, job: NodeGpus
+) -> None:
+    """Draw alternates within the sensor's period, and the sensor sees one half only; the energy counter sees all."""
+    now_ns = node.snapshot()[0].mono_ns
+    node.poke("advance_ns", 100_000_000 - now_ns % 100_000_000)
+    node.poke("sensor_period_ms", 100, gpu=0)
+    node.poke("sensor_window_ms", 25, gpu=0)
+    before_mj = nvml(ENERGY.format(0))
+    for _ in range(12):
+        node.poke("requested_mw", 600_000, gpu=0)
+        advance(node, 0.050)
+        node.poke("requested_mw", 300_000, gpu=0)
+        advance(node, 0.050)
+    assert nvml(POWER.format(0)) == pytest.approx(300_000, rel=1e-3)
+    advance(node, 0.010)
+    assert nvml(FIELDS.format(0, [186]))[0][1] == pytest.approx(300_000, rel=1e-3)
+    node.poke("requested_mw", 500_000, gpu=0)
+    advance(node, 0.080)
+    assert nvml(FIELDS.format(0, [186]))[0][1] == pytest.approx(300_000, rel=1e-3)  # of the period before
+    mean_mw = (nvml(ENERGY.format(0)) - before_mj - 300_000 * 0.010 - 500_000 * 0.080) / 1.2
+    assert mean_mw == pytest.approx(450_000, rel=1e-3)
+
+
+def test_events_tell_of_an_xid(node: Node, nvml: NvmlProcess) -> None:
+    wait = (
+        "(lambda e: (N.nvmlDeviceGetIndex(e.device), e.eventType, e.eventData))(N.nvmlEventSetWait_v2(s, {}))"
+    )
+    plain = "(lambda e: (e.eventType, e.eventData))(N.nvmlEventSetWait_v2(s, {}))"
+    assert nvml("N.nvmlDeviceGetSupportedEventTypes(h[0])") & 8
+    node.poke("xid", 13, gpu=1)  # before anybody listens
+    nvml("globals().update(s=N.nvmlEventSetCreate())")
+    nvml("[N.nvmlDeviceRegisterEvents(each, N.nvmlEventTypeXidCriticalError, s) for each in h[:3]] and None")
+    assert code_of(nvml, plain.format(0)) == Code.TIMEOUT
+    nvml.send(wait.format(30_000))
+    assert not nvml.has_answered(0.05)
+    node.poke("xid", 31, gpu=3)  # not registered
+    node.poke("xid", 43, gpu=2)
+    assert nvml.receive() == [2, 8, 43]
+    plant(node, 19, gpu=1)
+    assert nvml(plain.format(1_000)) == [8, 79]
+    assert code_of(nvml, plain.format(0)) == Code.TIMEOUT
+    nvml("N.nvmlEventSetFree(s)")
