@@ -17,14 +17,16 @@ import psutil
 import pytest
 
 from slurm_pfi.gpu.device import DeadlineError, DeviceFailure, DeviceSample, LibraryGoneError
-from slurm_pfi.gpu.nvml import _MAX_DRAW_MW, _MAX_ENERGY_MJ, _within
+from slurm_pfi.gpu.codes import within as _within
+from slurm_pfi.gpu.power import MAX_DRAW_MW as _MAX_DRAW_MW
+from slurm_pfi.gpu.power import MAX_ENERGY_MJ as _MAX_ENERGY_MJ
 from slurm_pfi.gpu.remote import RemoteGpuDevices
 from testbed.gpus import FaultKind, GpuModel, Node, create_node
 from tests.gpu_rigs import child_environment
 
 DEADLINE_S: Final = 0.3
 HANG_S: Final = 60.0
-READ: Final = "nvmlDeviceGetEnforcedPowerLimit"
+READ: Final = "nvmlDeviceGetFieldValues"
 
 
 @asynccontextmanager
@@ -85,8 +87,7 @@ def test_a_device_that_hangs_costs_itself_only(tmp_path: Path) -> None:
         first = devices.pid
         node.fault(READ, FaultKind.DELAY, gpu=1, delay_s=HANG_S)
         assert _kinds(await devices.sample(uuids)) == ["ok", "DeadlineError", "ok", "ok"]
-        assert devices.pid != first
-        second = devices.pid
+        assert devices.pid == first  # the others go on where they are
         started_s = time.monotonic()
         samples = await devices.sample(uuids)
         assert _kinds(samples) == ["ok", "DeadlineError", "ok", "ok"]
@@ -99,7 +100,7 @@ def test_a_device_that_hangs_costs_itself_only(tmp_path: Path) -> None:
         with pytest.raises(DeadlineError):
             await devices.set_limit(uuids[1], 400_000)
         assert time.monotonic() - started_s < DEADLINE_S  # nobody waited for it again
-        assert devices.pid == second
+        assert devices.pid == first
 
     _run(tmp_path, test)
 
@@ -155,9 +156,10 @@ def test_a_process_that_dies_in_a_call_is_library_gone(tmp_path: Path) -> None:
                 await asyncio.sleep(0.001)
         os.kill(pid, signal.SIGSEGV)
         samples = await asked
-        assert _kinds(samples) == ["LibraryGoneError", "ok", "ok", "ok"]
         assert isinstance(samples[0], DeviceFailure)
+        assert samples[0].kind == "LibraryGoneError"
         assert "died of signal 11" in samples[0].message
+        assert _kinds(await devices.sample(uuids)) == ["ok"] * 4
 
     _run(tmp_path, test)
 
@@ -229,11 +231,15 @@ def test_a_driver_upgraded_under_us_gets_a_new_process(tmp_path: Path) -> None:
     async def test(devices: RemoteGpuDevices, node: Node) -> None:
         uuids = _all_uuids(node)
         await devices.list_devices()
-        node.fault(READ, code=18, count=1)
+        node.fault(READ, code=18)
         assert _kinds(await devices.sample(uuids)) == ["LibraryGoneError"] * 4
         assert devices.pid is None
+        node.clear_faults()
+        async with asyncio.timeout(10):
+            while _kinds(await devices.sample(uuids)) != ["ok"] * 4:
+                await asyncio.sleep(0.01)
 
-    _run(tmp_path, test)
+    _run(tmp_path, test, back_off_s=0.05)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +290,7 @@ def test_a_call_given_up_half_way_does_not_mix_up_answers(tmp_path: Path) -> Non
         with pytest.raises(asyncio.CancelledError):
             await asked
         samples = await devices.sample(uuids)
-        assert _kinds(samples) == ["ok"] * 4
+        assert _kinds(samples) == ["DeadlineError", "ok", "ok", "ok"]  # GPU 0 hangs, whoever asked
         assert tuple(sample.uuid for sample in samples) == uuids
 
     _run(tmp_path, test)

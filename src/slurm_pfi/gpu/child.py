@@ -1,7 +1,8 @@
 """The NVML process: ``python -I -m slurm_pfi.gpu.child PARENT_PID``, started by the agent, never by hand.
 
-It answers one request at a time on its standard input and output, which are one socket. It ends when the agent does,
-and after any answer that says the library is gone: only a new process can load another version of it.
+Its standard input and output are one socket. One thread reads requests and hands each to the thread of its device, so
+that a device whose calls hang holds up no other. The process ends when the agent does, and after any answer that says
+the library is gone: only a new process can load another version of it.
 """
 
 from __future__ import annotations
@@ -10,15 +11,27 @@ import ctypes
 import os
 import signal
 import sys
+import threading
+import time
+from queue import SimpleQueue
 from typing import Final
 
 import msgspec
 
-from .device import DeviceError, LibraryGoneError, UnknownDeviceError
+from ..model import GpuId
+from .device import (
+    DeadlineError,
+    DeviceError,
+    LibraryGoneError,
+    LostError,
+    NeedsResetError,
+    UnknownDeviceError,
+)
 from .nvml import Nvml
-from .wire import LENGTH, MAX_FRAME_BYTES, Count, Describe, Reply, Request, SetLimit, failed, pack
+from .wire import Count, Describe, Frames, Reply, Request, SetLimit, failed, pack
 
 _PR_SET_PDEATHSIG: Final = 1
+_READ_BYTES: Final = 64 * 1024
 
 
 def main(argv: list[str]) -> int:
@@ -31,7 +44,11 @@ def main(argv: list[str]) -> int:
     if not _die_with(int(argv[0])):
         return 0
     request_fd, reply_fd = _take_standard_streams()
-    return _serve(request_fd, reply_fd)
+    server = _Server(Nvml(), reply_fd)
+    if server.open():
+        server.serve(request_fd)
+    # No way round this: a thread that hangs in the library would hold up an orderly end.
+    os._exit(server.exit_code)
 
 
 def _die_with(parent_pid: int) -> bool:
@@ -50,73 +67,84 @@ def _take_standard_streams() -> tuple[int, int]:
     return request_fd, reply_fd
 
 
-def _serve(request_fd: int, reply_fd: int) -> int:
-    nvml = Nvml()
-    decoder = msgspec.msgpack.Decoder(Request)
-    reply = _open(nvml)
-    try:
+class _Server:
+    """Requests in, replies out. Only ``serve`` hands out work; every thread writes its own replies."""
+
+    def __init__(self, nvml: Nvml, reply_fd: int) -> None:
+        self.exit_code = 0
+        self._nvml = nvml
+        self._reply_fd = reply_fd
+        self._writing = threading.Lock()
+        self._queues: dict[GpuId, SimpleQueue[Request]] = {}
+
+    def open(self) -> bool:
+        """Load the library and say how that went."""
+        try:
+            self._nvml.open()
+        except DeviceError as error:
+            self._send(Reply(number=0, failed=failed(error)))
+            self.exit_code = 1
+            return False
+        self._send(Reply(number=0))
+        return True
+
+    def serve(self, request_fd: int) -> None:
+        """Hand out requests until the agent closes its end."""
+        frames, decoder = Frames(), msgspec.msgpack.Decoder(Request)
+        while data := os.read(request_fd, _READ_BYTES):
+            for body in frames.feed(data):
+                self._hand_out(decoder.decode(body))
+
+    def _hand_out(self, request: Request) -> None:
+        if not request.device:
+            threading.Thread(target=self._do, args=(request,), daemon=True).start()
+            return
+        queue = self._queues.get(request.device)
+        if queue is None:
+            queue = self._queues[request.device] = SimpleQueue()
+            threading.Thread(target=self._work, args=(queue,), daemon=True).start()
+        queue.put(request)
+
+    def _work(self, queue: SimpleQueue[Request]) -> None:
         while True:
-            _write(reply_fd, pack(reply))
-            if reply.failed is not None and reply.failed.kind == LibraryGoneError.__name__:
-                return 1
-            body = _read_frame(request_fd)
-            if body is None:
-                return 0
-            reply = _answer(nvml, decoder.decode(body))
-    except (BrokenPipeError, ConnectionResetError):
-        return 0  # the agent has gone
+            self._do(queue.get())
 
+    def _do(self, request: Request) -> None:
+        reply = self._answer(request)
+        self._send(reply)
+        if reply.failed is not None and reply.failed.kind == LibraryGoneError.__name__:
+            os._exit(1)
 
-def _open(nvml: Nvml) -> Reply:
-    try:
-        nvml.open()
-    except DeviceError as error:
-        return Reply(number=0, failed=failed(error))
-    return Reply(number=0)
+    def _answer(self, request: Request) -> Reply:
+        number, call, uuid = request.number, request.call, getattr(request.call, "uuid", "")
+        try:
+            if time.monotonic_ns() > request.until_ns:
+                raise DeadlineError("its turn came too late; it was not begun", uuid=uuid)
+            if isinstance(call, Count):
+                return Reply(number=number, count=self._nvml.count())
+            if isinstance(call, Describe):
+                return Reply(number=number, info=self._nvml.describe(call.index))
+            if isinstance(call, SetLimit):
+                limits = self._nvml.set_limit(uuid, call.cap_mw, request.until_ns)
+                return Reply(number=number, limits=limits)
+            sample = self._nvml.sample(uuid, activity=call.activity, quick=call.quick)
+            return Reply(number=number, sample=sample)
+        except DeviceError as error:
+            if isinstance(error, LostError | NeedsResetError):
+                self._nvml.forget(uuid)
+            return Reply(number=number, failed=failed(error))
+        except Exception as error:  # a binding without types can hand out anything
+            surprise = UnknownDeviceError(f"{type(error).__name__}: {error}", uuid=uuid)
+            return Reply(number=number, failed=failed(surprise))
 
-
-def _answer(nvml: Nvml, request: Request) -> Reply:
-    number, call = request.number, request.call
-    try:
-        if isinstance(call, Count):
-            return Reply(number=number, count=nvml.count())
-        if isinstance(call, Describe):
-            return Reply(number=number, info=nvml.describe(call.index))
-        if isinstance(call, SetLimit):
-            return Reply(number=number, limits=nvml.set_limit(call.uuid, call.cap_mw))
-        return Reply(number=number, sample=nvml.sample(call.uuid))
-    except DeviceError as error:
-        return Reply(number=number, failed=failed(error))
-    except Exception as error:  # a binding without types can hand out anything
-        surprise = UnknownDeviceError(f"{type(error).__name__}: {error}", uuid=getattr(call, "uuid", ""))
-        return Reply(number=number, failed=failed(surprise))
-
-
-def _read_frame(fd: int) -> bytes | None:
-    """The next frame; None at the end of the stream, also in the middle of a frame."""
-    head = _read_exactly(fd, LENGTH.size)
-    if head is None:
-        return None
-    (length,) = LENGTH.unpack(head)
-    if length > MAX_FRAME_BYTES:
-        raise ValueError(f"frame of {length} bytes")
-    return _read_exactly(fd, length)
-
-
-def _read_exactly(fd: int, size: int) -> bytes | None:
-    data = b""
-    while len(data) < size:
-        part = os.read(fd, size - len(data))
-        if not part:
-            return None
-        data += part
-    return data
-
-
-def _write(fd: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
+    def _send(self, reply: Reply) -> None:
+        rest = memoryview(pack(reply))
+        try:
+            with self._writing:
+                while rest:
+                    rest = rest[os.write(self._reply_fd, rest) :]
+        except OSError:
+            os._exit(0)  # the agent has gone
 
 
 if __name__ == "__main__":

@@ -12,12 +12,18 @@ from ..model import Frozen, GpuId
 
 
 class DeviceError(Exception):
-    """A device or its library did not do as asked. ``uuid`` is empty when the library as a whole failed."""
+    """A device or its library did not do as asked. ``uuid`` is empty when the library as a whole failed.
 
-    def __init__(self, message: str, *, uuid: GpuId = "", code: int | None = None) -> None:
+    ``asked`` is False where the call never left this process, so that nothing of it can have been done.
+    """
+
+    def __init__(
+        self, message: str, *, uuid: GpuId = "", code: int | None = None, asked: bool = True
+    ) -> None:
         super().__init__(message)
         self.uuid = uuid
         self.code = code
+        self.asked = asked
 
 
 class PermissionDeniedError(DeviceError):
@@ -140,9 +146,12 @@ class GpuDevices(Protocol):
         """
 
     async def sample(
-        self, uuids: tuple[GpuId, ...], *, activity: bool = False
+        self, uuids: tuple[GpuId, ...], *, activity: bool = False, quick: bool = False
     ) -> tuple[DeviceSample | DeviceFailure, ...]:
-        """Read limits and draw of these devices, one answer each, in order; with ``activity`` the counters too."""
+        """Read limits and draw of these devices, one answer each, in order, all devices at the same time.
+
+        ``activity`` reads utilisation and the counters too; ``quick`` reads limits and instant draw alone.
+        """
 
     async def release(self) -> None:
         """Let go of every handle, so that a reset, a MIG change or a driver upgrade can go on."""

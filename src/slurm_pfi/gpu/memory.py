@@ -5,6 +5,7 @@ Time moves only by ``advance``; faults are set by the test. It keeps the same co
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -13,6 +14,7 @@ import msgspec
 
 from ..model import GpuId
 from .device import (
+    Capabilities,
     DeadlineError,
     DeviceError,
     DeviceFailure,
@@ -47,6 +49,12 @@ class MemoryGpu:
     energy_mj: int | None = 0
     lost: bool = False
     pending: list[tuple[int, int]] = field(default_factory=list)
+    mig: bool | None = False
+    settable: bool | None = True
+    gpm: bool = True
+    shares: tuple[float, float, float] = (0.9, 0.5, 0.4)
+    """Activity of SMs, tensor cores and memory."""
+    snapshot_ns: int | None = None
 
     def ruling_mw(self, requested_mw: int) -> int:
         return requested_mw if self.bmc_mw is None else min(requested_mw, self.bmc_mw)
@@ -64,6 +72,9 @@ class MemoryGpuDevices:
     def __init__(self, gpus: Iterable[MemoryGpu], *, effect_delay_ns: int = 0, now_ns: int = 1) -> None:
         self.gpus = {gpu.uuid: gpu for gpu in gpus}
         self.effect_delay_ns = effect_delay_ns
+        self.hanging: set[GpuId] = set()
+        """Devices whose calls are not answered within ``deadline_s`` of real time."""
+        self.deadline_s = 0.2
         self.now_ns = now_ns
         self.sets: list[tuple[GpuId, int]] = []
         self.calls: list[str] = []
@@ -119,6 +130,7 @@ class MemoryGpuDevices:
         for gpu in sorted(self.gpus.values(), key=lambda gpu: gpu.index):
             try:
                 self._check(gpu.uuid, "list")
+                await self._wait(gpu.uuid)
                 infos.append(_info(gpu))
             except DeviceError as error:
                 failures.append(_failure(gpu.uuid, error))
@@ -127,6 +139,7 @@ class MemoryGpuDevices:
     async def set_limit(self, uuid: GpuId, cap_mw: int) -> DeviceLimits:
         self.calls.append(f"set {uuid} {cap_mw}")
         self.sets.append((uuid, cap_mw))
+        await self._wait(uuid)
         gpu = self._check(uuid, "set")
         if not gpu.min_mw <= cap_mw <= gpu.max_mw:
             raise RangeError(
@@ -145,33 +158,60 @@ class MemoryGpuDevices:
         return msgspec.structs.replace(_limits(gpu), replaced_mw=replaced_mw)
 
     async def sample(
-        self, uuids: tuple[GpuId, ...], *, activity: bool = False
+        self, uuids: tuple[GpuId, ...], *, activity: bool = False, quick: bool = False
     ) -> tuple[DeviceSample | DeviceFailure, ...]:
         self.calls.append("sample")
         self._raise_fault("", "sample")
-        return tuple(self._sample(uuid) for uuid in uuids)
+        if self.hanging.isdisjoint(uuids):
+            return tuple(self._sample(uuid, activity=activity, quick=quick) for uuid in uuids)
+        return tuple(
+            await asyncio.gather(*(self._sample_late(uuid, activity=activity, quick=quick) for uuid in uuids))
+        )
 
     async def release(self) -> None:
         self.calls.append("release")
         self.released += 1
 
-    def _sample(self, uuid: GpuId) -> DeviceSample | DeviceFailure:
+    async def _sample_late(self, uuid: GpuId, *, activity: bool, quick: bool) -> DeviceSample | DeviceFailure:
+        try:
+            await self._wait(uuid)
+        except DeviceError as error:
+            return _failure(uuid, error)
+        return self._sample(uuid, activity=activity, quick=quick)
+
+    def _sample(self, uuid: GpuId, *, activity: bool, quick: bool) -> DeviceSample | DeviceFailure:
         try:
             gpu = self._check(uuid, "sample")
         except DeviceError as error:
             return _failure(uuid, error)
         draw_mw = _draw_mw(gpu)
+        busy = activity and draw_mw is not None
+        since_ns = None if gpu.snapshot_ns is None else self.now_ns - gpu.snapshot_ns
+        shares: tuple[float | None, ...] = (None, None, None)
+        if busy and gpu.gpm and (since_ns is None or since_ns >= 100_000_000):
+            gpu.snapshot_ns = self.now_ns
+            shares = shares if since_ns is None else gpu.shares
         return DeviceSample(
             uuid=uuid,
             monotonic_ns=self.now_ns,
             requested_mw=gpu.requested_mw,
             enforced_mw=gpu.enforced_mw,
             draw_mw=draw_mw,
-            energy_mj=gpu.energy_mj,
-            utilisation=None if gpu.demand_mw is None else 1.0,
-            sm_clock_mhz=1980,
-            event_reasons=0,
+            energy_mj=None if quick else gpu.energy_mj,
+            utilisation=1.0 if busy else None,
+            sm_clock_mhz=None if quick else 1980,
+            event_reasons=None if quick else 0,
+            average_mw=None if quick else draw_mw,
+            copy_utilisation=0.5 if busy else None,
+            sm_active=shares[0],
+            tensor_active=shares[1],
+            dram_active=shares[2],
         )
+
+    async def _wait(self, uuid: GpuId) -> None:
+        if uuid in self.hanging:
+            await asyncio.sleep(self.deadline_s)
+            raise DeadlineError(f"{uuid}: no answer in {self.deadline_s:g} s", uuid=uuid)
 
     def _request(self, gpu: MemoryGpu, cap_mw: int) -> None:
         gpu.requested_mw = cap_mw
@@ -227,6 +267,9 @@ def _info(gpu: MemoryGpu) -> DeviceInfo:
         index=gpu.index,
         limits=_limits(gpu),
         persistence=gpu.persistence,
+        mig=gpu.mig,
+        sm_clock_max_mhz=1980,
+        capabilities=Capabilities(settable=gpu.settable, gpm=gpu.gpm, module_scope=False),
     )
 
 

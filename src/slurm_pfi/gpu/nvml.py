@@ -1,7 +1,7 @@
-"""NVML through pynvml: the one place where its return codes and surprises become the typed errors of the seam.
+"""NVML through pynvml, as the calls of the seam: it reads, and it sets the power limit.
 
-It reads, and it sets the power limit; persistence mode, clocks and modes are never touched. A call may hang or bring
-the process down, so only the NVML process (child) uses this module.
+Persistence mode, clocks and modes are never touched. A call may hang or bring the process down, so only the NVML
+process (child) uses this module. Calls for different devices may run at the same time.
 
 The limit is set with the first version of the call. ``nvmlDeviceSetPowerManagementLimit_v2`` of nvidia-ml-py
 12.535 to 13.615 discards the return code, so that a refused limit looks like one in force.
@@ -9,14 +9,18 @@ The limit is set with the first version of the call. ``nvmlDeviceSetPowerManagem
 
 from __future__ import annotations
 
+import os
 import time
-from typing import Any, Final, TypeAlias, TypeVar
+from pathlib import Path
+from typing import Final
 
-import msgspec
 import pynvml
 
 from ..model import GpuId
+from .activity import Activity, Shares
+from .codes import WHOLE_DEVICE, Raw, Reader, call, text, within
 from .device import (
+    Capabilities,
     DeadlineError,
     DeviceError,
     DeviceInfo,
@@ -24,46 +28,48 @@ from .device import (
     DeviceSample,
     LibraryGoneError,
     LostError,
-    NeedsResetError,
     PermissionDeniedError,
     RangeError,
     UnknownDeviceError,
     UnsupportedError,
 )
+from .power import (
+    AVERAGE,
+    ENERGY,
+    ENFORCED,
+    INSTANT,
+    MAX,
+    MAX_DRAW_MW,
+    MAX_LIMIT_MW,
+    MIN,
+    REQUESTED,
+    ROUNDING_MW,
+    PowerReader,
+    module_scope,
+)
 
-ROUNDING_MW: Final = 1000
-"""Boards may round a limit; a read-back within 1 W is what was asked for."""
+_CAP_SYS_ADMIN: Final = 21
+_MOST_CLOCK_MHZ: Final = 10_000
 
-_MAX_DRAW_MW: Final = 2_000_000
-"""No board draws 2 kW (the largest today is 1.4 kW); such a reading is garbage that came with SUCCESS."""
 
-_MAX_LIMIT_MW: Final = 10_000_000
-_MAX_ENERGY_MJ: Final = 2_000_000 * 86_400 * 365 * 30
-"""2 kW for 30 years, above which an energy counter is a sentinel or garbage. mW x s = mJ."""
+class _Board:
+    """What is known of one device. One thread at a time uses it."""
 
-_KINDS: Final[dict[int, type[DeviceError]]] = {
-    pynvml.NVML_ERROR_UNINITIALIZED: LibraryGoneError,
-    pynvml.NVML_ERROR_INVALID_ARGUMENT: RangeError,
-    pynvml.NVML_ERROR_NOT_SUPPORTED: UnsupportedError,
-    pynvml.NVML_ERROR_NO_PERMISSION: PermissionDeniedError,
-    pynvml.NVML_ERROR_NOT_FOUND: LostError,
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: LibraryGoneError,
-    pynvml.NVML_ERROR_TIMEOUT: DeadlineError,
-    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: LibraryGoneError,
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: UnsupportedError,
-    pynvml.NVML_ERROR_GPU_IS_LOST: LostError,
-    pynvml.NVML_ERROR_RESET_REQUIRED: NeedsResetError,
-    pynvml.NVML_ERROR_OPERATING_SYSTEM: PermissionDeniedError,
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: LibraryGoneError,
-    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: UnsupportedError,
-    28: LostError,  # NVML_ERROR_GPU_NOT_FOUND, which older bindings do not name
-}
-_WHOLE_DEVICE: Final = (LostError, NeedsResetError, LibraryGoneError, DeadlineError)
-"""After one of these nothing else of the device can be had either."""
+    def __init__(self, uuid: GpuId, handle: Raw) -> None:
+        self.uuid = uuid
+        self.handle = handle
+        self.power = PowerReader()
+        self.activity = Activity()
+        self.max_mw: int | None = None
+        self.default_mw: int | None = None
+        self.refused = False
+        """The last set was refused for want of rights or support, so the device is not settable."""
 
-_T = TypeVar("_T", int, float)
-_Raw: TypeAlias = Any
-"""What the binding hands out: it ships no types."""
+    def reader(self) -> Reader:
+        return Reader(self.uuid, self.handle)
+
+    def most_draw_mw(self) -> int:
+        return MAX_DRAW_MW if self.max_mw is None else min(MAX_DRAW_MW, 2 * self.max_mw)
 
 
 class Nvml:
@@ -73,13 +79,12 @@ class Nvml:
     """
 
     def __init__(self) -> None:
-        self._handles: dict[GpuId, _Raw] = {}
-        self._max_mw: dict[GpuId, int] = {}
+        self._boards: dict[GpuId, _Board] = {}
 
     def open(self) -> None:
         """Load and initialise the library, once. Whatever goes wrong here is a LibraryGoneError."""
         try:
-            _call("nvmlInit")
+            call("nvmlInit")
         except DeviceError as error:
             raise LibraryGoneError(
                 f"NVML does not start: {error}; check that the driver is loaded and that libnvidia-ml.so.1 is of "
@@ -89,99 +94,152 @@ class Nvml:
 
     def count(self) -> int:
         """How many devices are listed now."""
-        return int(_call("nvmlDeviceGetCount"))
+        return int(call("nvmlDeviceGetCount"))
 
     def describe(self, index: int) -> DeviceInfo:
-        """Identity and limits of device ``index``. The error carries its UUID once that is known."""
-        handle = _call("nvmlDeviceGetHandleByIndex", index)
-        uuid = _text(_call("nvmlDeviceGetUUID", handle))
-        self._handles[uuid] = handle
-        limits = self._limits(uuid, handle)
-        self._max_mw[uuid] = limits.max_mw
+        """Identity, limits and capabilities of device ``index``. The error carries its UUID once that is known."""
+        handle = call("nvmlDeviceGetHandleByIndex", index)
+        uuid = text(call("nvmlDeviceGetUUID", handle))
+        board = self._boards.setdefault(uuid, _Board(uuid, handle))
+        board.handle = handle
+        limits = self._learn(board)
+        reader = board.reader()
         return DeviceInfo(
             uuid=uuid,
-            model=_text(_call("nvmlDeviceGetName", handle, uuid=uuid)),
-            pci=_text(_call("nvmlDeviceGetPciInfo", handle, uuid=uuid).busId),
-            minor=int(_call("nvmlDeviceGetMinorNumber", handle, uuid=uuid)),
+            model=text(call("nvmlDeviceGetName", handle, uuid=uuid)),
+            pci=text(call("nvmlDeviceGetPciInfo", handle, uuid=uuid).busId),
+            minor=int(call("nvmlDeviceGetMinorNumber", handle, uuid=uuid)),
             index=index,
             limits=limits,
-            persistence=self._persistence(uuid, handle),
+            persistence=_flag(reader.get("nvmlDeviceGetPersistenceMode")),
+            mig=_divided(reader),
+            sm_clock_max_mhz=within(
+                reader.get("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM), 1, _MOST_CLOCK_MHZ
+            ),
+            capabilities=_capabilities(board, reader),
         )
 
-    def set_limit(self, uuid: GpuId, cap_mw: int) -> DeviceLimits:
+    def set_limit(self, uuid: GpuId, cap_mw: int, until_ns: int) -> DeviceLimits:
         """Ask for a limit and read it back; the answer also says what it replaced.
 
-        The range is read from the device each time, because it can change. Raises RangeError outside of it, and
-        UnknownDeviceError when the call succeeds but the limit asked for is not the one that is then requested.
+        The range is read from the device each time, because it can change. After ``until_ns`` (CLOCK_MONOTONIC)
+        nothing is set any more: whoever asked has given up, and may have wanted something else since. Raises
+        RangeError outside of the range, and UnknownDeviceError when the call succeeds but what is then requested is
+        another limit.
         """
-        handle = self._handle(uuid)
-        found = _text(_call("nvmlDeviceGetUUID", handle, uuid=uuid))
+        board = self._board(uuid)
+        reader = board.reader()
+        found = text(call("nvmlDeviceGetUUID", board.handle, uuid=uuid))
         if found != uuid:
-            self._handles.pop(uuid, None)
+            self.forget(uuid)
             raise LostError(f"{uuid}: its handle now leads to {found}; nothing was set", uuid=uuid)
-        min_mw, max_mw = self._range(uuid, handle)
+        before = board.power.read(reader, MIN, MAX, REQUESTED)
+        min_mw, max_mw = _range(uuid, reader, before[MIN], before[MAX])
+        default_mw = _known(uuid, reader, "default limit", board.default_mw)
         if not min_mw <= cap_mw <= max_mw:
             raise RangeError(f"{uuid}: {cap_mw} mW is outside {min_mw}..{max_mw} mW", uuid=uuid)
-        found_mw = _Reader(uuid, handle).get("nvmlDeviceGetPowerManagementLimit")
-        _call("nvmlDeviceSetPowerManagementLimit", handle, cap_mw, uuid=uuid)
-        limits = self._limits(uuid, handle)
-        if abs(limits.requested_mw - cap_mw) > ROUNDING_MW:
+        if time.monotonic_ns() > until_ns:
+            raise DeadlineError(f"{uuid}: too late for {cap_mw} mW; nothing was set", uuid=uuid)
+        try:
+            call("nvmlDeviceSetPowerManagementLimit", board.handle, cap_mw, uuid=uuid)
+        except (PermissionDeniedError, UnsupportedError):
+            board.refused = True
+            raise
+        board.refused = False
+        after = board.power.read(reader, REQUESTED, ENFORCED)
+        requested_mw, enforced_mw = after[REQUESTED], after[ENFORCED]
+        if requested_mw is None or enforced_mw is None:
             raise UnknownDeviceError(
-                f"{uuid}: set {cap_mw} mW was accepted but {limits.requested_mw} mW is read back", uuid=uuid
+                f"{uuid}: set {cap_mw} mW was accepted but cannot be read back: {reader.first_error}",
+                uuid=uuid,
             )
-        return msgspec.structs.replace(limits, replaced_mw=_within(found_mw, 1, _MAX_LIMIT_MW))
+        if abs(requested_mw - cap_mw) > ROUNDING_MW:
+            raise UnknownDeviceError(
+                f"{uuid}: set {cap_mw} mW was accepted but {requested_mw} mW is read back", uuid=uuid
+            )
+        return DeviceLimits(
+            min_mw=min_mw,
+            max_mw=max_mw,
+            default_mw=default_mw,
+            requested_mw=requested_mw,
+            enforced_mw=enforced_mw,
+            replaced_mw=before[REQUESTED],
+        )
 
-    def sample(self, uuid: GpuId) -> DeviceSample:
-        """Read one device. What it does not give, or gives as nonsense, is None; if nothing is left it raises."""
-        handle = self._handle(uuid)
-        reader = _Reader(uuid, handle)
+    def sample(self, uuid: GpuId, *, activity: bool, quick: bool) -> DeviceSample:
+        """Read one device. What it does not give, or gives as nonsense, is None; if nothing is left it raises.
+
+        ``quick`` reads limits and instant draw only; ``activity`` adds utilisation and the counters.
+        """
+        board = self._board(uuid)
+        reader = board.reader()
         monotonic_ns = time.monotonic_ns()
+        wanted = (REQUESTED, ENFORCED, INSTANT) if quick else (REQUESTED, ENFORCED, INSTANT, AVERAGE, ENERGY)
+        power = board.power.read(reader, *wanted)
+        most_mw = board.most_draw_mw()
+        busy = reader.get("nvmlDeviceGetUtilizationRates") if activity else None
+        shares = board.activity.read(reader) if activity else Shares()
         sample = DeviceSample(
             uuid=uuid,
             monotonic_ns=monotonic_ns,
-            requested_mw=_within(reader.get("nvmlDeviceGetPowerManagementLimit"), 1, _MAX_LIMIT_MW),
-            enforced_mw=_within(reader.get("nvmlDeviceGetEnforcedPowerLimit"), 1, _MAX_LIMIT_MW),
-            draw_mw=_within(reader.draw_mw(), 0, self._most_draw_mw(uuid)),
-            energy_mj=_within(reader.get("nvmlDeviceGetTotalEnergyConsumption"), 0, _MAX_ENERGY_MJ),
-            utilisation=_within(reader.utilisation(), 0.0, 1.0),
-            sm_clock_mhz=_within(reader.get("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM), 0, 10_000),
-            event_reasons=reader.event_reasons(),
+            requested_mw=power[REQUESTED],
+            enforced_mw=power[ENFORCED],
+            draw_mw=within(power[INSTANT], 0, most_mw),
+            energy_mj=power.get(ENERGY),
+            utilisation=None if busy is None else within(int(busy.gpu) / 100, 0.0, 1.0),
+            sm_clock_mhz=None if quick else _sm_clock_mhz(reader),
+            event_reasons=None if quick else _event_reasons(reader),
+            average_mw=within(power.get(AVERAGE), 0, most_mw),
+            copy_utilisation=None if busy is None else within(int(busy.memory) / 100, 0.0, 1.0),
+            sm_active=shares.sm_active,
+            tensor_active=shares.tensor_active,
+            dram_active=shares.dram_active,
         )
-        if reader.first_error is not None and not reader.any_answer:
-            raise reader.first_error
+        reader.check()
         return sample
 
-    def _handle(self, uuid: GpuId) -> _Raw:
-        if uuid not in self._handles:
+    def forget(self, uuid: GpuId) -> None:
+        """Look the device up anew at its next call: after a loss or a reset its handle may be stale."""
+        self._boards.pop(uuid, None)
+
+    def _board(self, uuid: GpuId) -> _Board:
+        """The board, met for the first time or not."""
+        board = self._boards.get(uuid)
+        if board is None:
             try:
-                self._handles[uuid] = _call("nvmlDeviceGetHandleByUUID", uuid, uuid=uuid)
+                handle = call("nvmlDeviceGetHandleByUUID", uuid, uuid=uuid)
             except RangeError as error:
                 raise LostError(f"{uuid}: no such device", uuid=uuid, code=error.code) from error
-        return self._handles[uuid]
-
-    def _most_draw_mw(self, uuid: GpuId) -> int:
-        return min(_MAX_DRAW_MW, 2 * self._max_mw.get(uuid, _MAX_DRAW_MW))
+            board = self._boards[uuid] = _Board(uuid, handle)
+            try:
+                self._learn(board)
+            except WHOLE_DEVICE:
+                del self._boards[uuid]
+                raise
+            except DeviceError:
+                pass  # a board without limits can still be read
+        return board
 
     @staticmethod
-    def _range(uuid: GpuId, handle: _Raw) -> tuple[int, int]:
-        low, high = _call("nvmlDeviceGetPowerManagementLimitConstraints", handle, uuid=uuid)
-        min_mw, max_mw = int(low), int(high)
-        if not 0 < min_mw <= max_mw <= _MAX_LIMIT_MW:
-            raise UnknownDeviceError(f"{uuid}: absurd range {min_mw}..{max_mw} mW", uuid=uuid)
-        return min_mw, max_mw
-
-    def _limits(self, uuid: GpuId, handle: _Raw) -> DeviceLimits:
-        min_mw, max_mw = self._range(uuid, handle)
+    def _learn(board: _Board) -> DeviceLimits:
+        """Its limits by the functions that are made for them, and which of them it gives by number as well."""
+        uuid, handle = board.uuid, board.handle
+        pair = call("nvmlDeviceGetPowerManagementLimitConstraints", handle, uuid=uuid)
+        reader = board.reader()
+        min_mw, max_mw = _range(uuid, reader, int(pair[0]), int(pair[1]))
         read = {}
         for name, function in (
             ("default", "nvmlDeviceGetPowerManagementDefaultLimit"),
-            ("requested", "nvmlDeviceGetPowerManagementLimit"),
-            ("enforced", "nvmlDeviceGetEnforcedPowerLimit"),
+            ("requested", REQUESTED.function),
+            ("enforced", ENFORCED.function),
         ):
-            value = int(_call(function, handle, uuid=uuid))
-            if not 0 < value <= _MAX_LIMIT_MW:
+            value = int(call(function, handle, uuid=uuid))
+            if not 0 < value <= MAX_LIMIT_MW:
                 raise UnknownDeviceError(f"{uuid}: absurd {name} limit {value} mW", uuid=uuid)
             read[name] = value
+        board.max_mw, board.default_mw = max_mw, read["default"]
+        known = {MIN: min_mw, MAX: max_mw, REQUESTED: read["requested"], ENFORCED: read["enforced"]}
+        board.power.compare(reader, known)
         return DeviceLimits(
             min_mw=min_mw,
             max_mw=max_mw,
@@ -190,82 +248,62 @@ class Nvml:
             enforced_mw=read["enforced"],
         )
 
-    @staticmethod
-    def _persistence(uuid: GpuId, handle: _Raw) -> bool | None:
-        try:
-            return bool(_call("nvmlDeviceGetPersistenceMode", handle, uuid=uuid))
-        except (UnsupportedError, PermissionDeniedError, UnknownDeviceError):
-            return None
+
+def _range(uuid: GpuId, reader: Reader, low: int | None, high: int | None) -> tuple[int, int]:
+    min_mw, max_mw = _known(uuid, reader, "least limit", low), _known(uuid, reader, "greatest limit", high)
+    if not 0 < min_mw <= max_mw <= MAX_LIMIT_MW:
+        raise UnknownDeviceError(f"{uuid}: absurd range {min_mw}..{max_mw} mW", uuid=uuid)
+    return min_mw, max_mw
 
 
-class _Reader:
-    """Quantities of one device, each on its own: one that is not offered does not hide the others."""
-
-    def __init__(self, uuid: GpuId, handle: _Raw) -> None:
-        self._uuid = uuid
-        self._handle = handle
-        self.first_error: DeviceError | None = None
-        self.any_answer = False
-
-    def get(self, function: str, *args: object) -> _Raw:
-        """The value, or None when the device does not give it. Raises when the device as a whole is gone."""
-        try:
-            value = _call(function, self._handle, *args, uuid=self._uuid)
-        except _WHOLE_DEVICE:
-            raise
-        except DeviceError as error:
-            self.first_error = self.first_error or error
-            return None
-        self.any_answer = True
-        return value
-
-    def draw_mw(self) -> int | None:
-        """The instant draw; where a board has no such field, its average of about 1 s."""
-        fields = self.get("nvmlDeviceGetFieldValues", [pynvml.NVML_FI_DEV_POWER_INSTANT])
-        # A call that succeeds may still carry an error in its entry.
-        if fields is not None and fields[0].nvmlReturn == pynvml.NVML_SUCCESS:
-            return int(fields[0].value.uiVal)
-        average = self.get("nvmlDeviceGetPowerUsage")
-        return None if average is None else int(average)
-
-    def utilisation(self) -> float | None:
-        rates = self.get("nvmlDeviceGetUtilizationRates")
-        return None if rates is None else int(rates.gpu) / 100
-
-    def event_reasons(self) -> int | None:
-        reasons = self.get("nvmlDeviceGetCurrentClocksEventReasons")
-        if reasons is None:  # the name before driver 535
-            reasons = self.get("nvmlDeviceGetCurrentClocksThrottleReasons")
-        return None if reasons is None else int(reasons)
+def _known(uuid: GpuId, reader: Reader, what: str, value: int | None) -> int:
+    """A value without which there is no answer."""
+    if value is None:
+        raise reader.first_error or UnknownDeviceError(f"{uuid}: absurd {what}", uuid=uuid)
+    return value
 
 
-def _within(value: _T | None, low: _T, high: _T) -> _T | None:
-    return value if value is not None and low <= value <= high else None
+def _flag(value: Raw) -> bool | None:
+    return None if value is None else bool(value)
 
 
-def _text(value: str | bytes) -> str:
-    return value.decode("ascii", "replace") if isinstance(value, bytes) else value
+def _sm_clock_mhz(reader: Reader) -> int | None:
+    return within(reader.get("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM), 0, _MOST_CLOCK_MHZ)
 
 
-def _call(function: str, *args: object, uuid: GpuId = "") -> _Raw:
-    """Call a function of pynvml. Raises a DeviceError for everything that it can raise."""
-    where = f"{uuid}: {function}" if uuid else function
-    try:
-        return getattr(pynvml, function)(*args)
-    except pynvml.NVMLError as error:
-        code = int(error.value)
-        kind = _KINDS.get(code, UnknownDeviceError)
-        raise kind(f"{where}: {_code_text(error, code)}", uuid=uuid, code=code) from error
-    except pynvml.NVMLLibraryMismatchError as error:  # not an NVMLError
-        raise LibraryGoneError(f"{where}: library and driver do not match: {error}", uuid=uuid) from error
-    except AttributeError as error:  # the binding has no such function
-        raise UnsupportedError(f"{where}: {error}", uuid=uuid) from error
-    except Exception as error:
-        raise UnknownDeviceError(f"{where}: {type(error).__name__}: {error}", uuid=uuid) from error
+def _event_reasons(reader: Reader) -> int | None:
+    reasons = reader.get("nvmlDeviceGetCurrentClocksEventReasons")
+    if reasons is None:  # the name before driver 535
+        reasons = reader.get("nvmlDeviceGetCurrentClocksThrottleReasons")
+    return None if reasons is None else int(reasons)
 
 
-def _code_text(error: Exception, code: int) -> str:
-    try:
-        return f"{error} (code {code})"
-    except Exception:  # the text of an unknown code is asked of the library itself
-        return f"code {code}"
+def _divided(reader: Reader) -> bool | None:
+    """Whether the board is in MIG mode now. One that knows no MIG is not."""
+    modes = reader.attempt("nvmlDeviceGetMigMode")
+    if isinstance(modes, DeviceError):
+        return False if isinstance(modes, UnsupportedError) else None
+    return bool(modes[0])
+
+
+def _capabilities(board: _Board, reader: Reader) -> Capabilities:
+    board.activity.probe(reader)
+    return Capabilities(
+        settable=_settable(board, reader),
+        gpm=board.activity.supported,
+        module_scope=module_scope(reader),
+    )
+
+
+def _settable(board: _Board, reader: Reader) -> bool | None:
+    """Whether the limit can be set, found without setting it. Without root's rights only a set would tell."""
+    if board.refused or reader.get("nvmlDeviceGetPowerManagementMode") == pynvml.NVML_FEATURE_DISABLED:
+        return False
+    return True if os.geteuid() == 0 or _has_capability(_CAP_SYS_ADMIN) else None
+
+
+def _has_capability(number: int) -> bool:
+    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> number & 1)
+    return False

@@ -1,4 +1,4 @@
-"""One NVML process as the agent sees it: started, asked with a deadline, ended. It never blocks the event loop.
+"""One NVML process as the agent sees it: started, asked with deadlines, ended. It never blocks the event loop.
 
 The process runs in Python's isolated mode (``-I``): a root daemon must not load code from PYTHONPATH, the user's
 site folder or the working folder. Packages of the environment that the agent itself runs in are found all the same.
@@ -9,31 +9,95 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
-from typing import Final
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
-from .device import DeadlineError, LibraryGoneError
-from .wire import LENGTH, MAX_FRAME_BYTES, Call, Reply, Request, pack, to_error
+from ..model import GpuId
+from .device import DeadlineError, DeviceError, LibraryGoneError
+from .wire import Call, Frames, Reply, Request, SetLimit, pack, to_error
 
 _END_S: Final = 1.0
 """How long an ended process is waited for. One that is stuck in the driver outlives even SIGKILL."""
 
+_ENDED_BY_OTHERS: Final = (-signal.SIGKILL, -signal.SIGTERM, 0, 1)
+"""Ends that say nothing against a call: killed from outside, ended by us, or by itself because the library is gone."""
 
-class NvmlProcess:
-    """Made by ``start``. After an error it is of no use and has to be killed."""
+Outcome: TypeAlias = Reply | DeviceError
+"""What became of a call. Errors are handed on as values, because nobody may be waiting for them any more."""
 
-    def __init__(
-        self, popen: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A call and the device that it is about. While its UUID is not known, ``place`` stands for it."""
+
+    call: Call
+    device: GpuId = ""
+    place: str = ""
+
+    @property
+    def lane(self) -> str:
+        """What the call's device is known by: calls of one lane follow one another."""
+        return self.device or self.place
+
+    @property
+    def sets(self) -> bool:
+        return isinstance(self.call, SetLimit)
+
+    @property
+    def uuid(self) -> GpuId:
+        """The device's UUID where the call names it; what is at an index today, only the answer says."""
+        return getattr(self.call, "uuid", "")
+
+    @property
+    def name(self) -> str:
+        name = type(self.call).__name__
+        return f"{self.uuid}: {name}" if self.uuid else name
+
+
+class Listener(Protocol):
+    """Who is told what happens to a process, call by call, whether or not anybody still waits for the answer."""
+
+    def answered(self, process: NvmlProcess, ask: Ask, outcome: Outcome) -> None: ...
+    def was_late(self, process: NvmlProcess, ask: Ask, error: DeadlineError) -> None: ...
+    def died(
+        self, process: NvmlProcess, asks: tuple[Ask, ...], error: LibraryGoneError, *, crash: bool
+    ) -> None: ...
+
+
+@dataclass(slots=True)
+class _InFlight:
+    ask: Ask
+    future: asyncio.Future[Outcome]
+    timer: asyncio.TimerHandle
+    late: bool = False
+
+
+class NvmlProcess(asyncio.Protocol):
+    """Made by ``start``."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self.listener: Listener | None = None
+        self.lanes: set[str] = set()
+        """Every device that it was ever asked about, and what else it has not answered."""
         self._popen = popen
-        self._reader = reader
-        self._writer = writer
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._frames = Frames()
         self._number = 0
+        self._in_flight: dict[int, _InFlight] = {}
+        self._ready: asyncio.Future[Outcome] = self._loop.create_future()
+        self._buried = asyncio.Event()
+        self._burial: asyncio.Task[None] | None = None
+        self._why = ""
+        self._ended = False
 
     @classmethod
     async def start(cls, deadline_s: float, environment: Mapping[str, str] | None) -> NvmlProcess:
@@ -46,18 +110,21 @@ class NvmlProcess:
             popen = subprocess.Popen(command, stdin=end, stdout=end, env=whole, cwd="/")
         except OSError as error:
             ours.close()
-            raise LibraryGoneError(f"the NVML process cannot be started: {error}") from error
+            raise LibraryGoneError(f"the NVML process cannot be started: {error}", asked=False) from error
         finally:
             theirs.close()
-        process = cls(popen, *await asyncio.open_connection(sock=ours))
+        process = cls(popen)
         try:
+            await process._loop.create_connection(lambda: process, sock=ours)
             async with asyncio.timeout(deadline_s):
-                first = await process._reply(0)
-            if first.failed is not None:
-                raise to_error(first.failed)
+                first = await asyncio.shield(process._ready)
+            if isinstance(first, DeviceError):
+                raise first
         except TimeoutError as error:
             await process.kill()
-            raise LibraryGoneError(f"the NVML process was not ready within {deadline_s:g} s") from error
+            raise LibraryGoneError(
+                f"the NVML process was not ready within {deadline_s:g} s", asked=False
+            ) from error
         except BaseException:
             await process.kill()
             raise
@@ -72,63 +139,129 @@ class NvmlProcess:
         """Whether the process is gone; asking also takes its exit status, so that no zombie stays."""
         return self._popen.poll() is not None
 
-    async def ask(self, call: Call, deadline_s: float, uuid: str) -> Reply:
-        """Send one request; the reply may carry an error. Raises DeadlineError, or LibraryGoneError if it died."""
-        self._number += 1
-        try:
-            async with asyncio.timeout(deadline_s):
-                self._writer.write(pack(Request(number=self._number, call=call)))
-                return await self._reply(self._number)
-        except TimeoutError as error:
-            raise DeadlineError(
-                f"{_name(call, uuid)}: no answer from NVML in {deadline_s:g} s", uuid=uuid
-            ) from error
-        except LibraryGoneError as error:
-            raise LibraryGoneError(f"{_name(call, uuid)}: {error}", uuid=uuid) from error
+    @property
+    def setting(self) -> bool:
+        """Whether a set that is not given up is under way."""
+        return any(call.ask.sets and not call.late for call in self._in_flight.values())
 
-    async def end(self) -> None:
-        """Close its input, so that it ends by itself and lets go of every handle; then make sure."""
-        self._writer.close()
+    @property
+    def late_lanes(self) -> set[str]:
+        """Lanes in which a call hangs."""
+        return {call.ask.lane for call in self._in_flight.values() if call.late}
+
+    def ask(self, asks: Iterable[Ask], deadline_s: float) -> list[asyncio.Future[Outcome]]:
+        """Send these calls at once. Each future gets its outcome, at the deadline at the latest: DeadlineError."""
+        until_ns = time.monotonic_ns() + round(deadline_s * 1e9)
+        frames, futures = [], []
+        for ask in asks:
+            self._number += 1
+            number, future = self._number, self._loop.create_future()
+            timer = self._loop.call_later(deadline_s, self._late, number, deadline_s)
+            self._in_flight[number] = _InFlight(ask, future, timer)
+            self.lanes.add(ask.lane)
+            request = Request(number=number, device=ask.device, until_ns=until_ns, call=ask.call)
+            frames.append(pack(request))
+            futures.append(future)
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(frames))
+        return futures
+
+    async def drained(self, patience_s: float) -> None:
+        """Wait for the calls under way that do not hang."""
+        waiting = [call.future for call in self._in_flight.values() if not call.late]
+        if waiting:
+            await asyncio.wait(waiting, timeout=patience_s)
+
+    async def end(self) -> bool:
+        """Close its input, so that it ends by itself and lets go of every handle; then make sure. As ``kill``."""
+        self._ended = True
+        if self._transport is not None:
+            self._transport.close()
         await self._gone(_END_S)
-        await self.kill()
+        return await self.kill()
 
     async def kill(self) -> bool:
         """End it for good; False when it is stuck in the driver and still there."""
-        self._writer.transport.abort()
+        self._ended = True
+        if self._transport is not None:
+            self._transport.abort()
         if not self.has_ended:
             self._popen.kill()
             await self._gone(_END_S)
+        if self._transport is not None:
+            await self._buried.wait()
         return self.has_ended
 
-    async def _reply(self, number: int) -> Reply:
-        try:
-            (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-            if length > MAX_FRAME_BYTES:
-                raise LibraryGoneError(f"the NVML process sent a frame of {length} bytes")
-            reply = msgspec.msgpack.decode(await self._reader.readexactly(length), type=Reply)
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise LibraryGoneError(f"the NVML process died{await self._how()}") from error
-        except msgspec.DecodeError as error:
-            raise LibraryGoneError(f"the NVML process sent nonsense: {error}") from error
-        if reply.number != number:
-            raise LibraryGoneError(f"the NVML process answered {reply.number} when asked {number}")
-        return reply
+    # ------------------------------------------------------------------------------- asyncio.Protocol
 
-    async def _how(self) -> str:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._frames.feed(data):
+                self._take(msgspec.msgpack.decode(body, type=Reply))
+        except (ValueError, msgspec.DecodeError) as error:
+            self._why = f"the NVML process sent nonsense: {error}"
+            self._popen.kill()
+            if self._transport is not None:
+                self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._burial = self._loop.create_task(self._bury())
+
+    # ------------------------------------------------------------------------------------------------
+
+    def _take(self, reply: Reply) -> None:
+        if reply.number == 0 and not self._ready.done():
+            self._ready.set_result(reply if reply.failed is None else to_error(reply.failed))
+            return
+        call = self._in_flight.pop(reply.number, None)
+        if call is None:
+            raise ValueError(f"an answer to {reply.number}, which was not asked")
+        call.timer.cancel()
+        if not call.ask.device:
+            self.lanes.discard(call.ask.lane)
+        outcome = reply if reply.failed is None else to_error(reply.failed)
+        if self.listener is not None:
+            self.listener.answered(self, call.ask, outcome)
+        _settle(call.future, outcome)
+
+    def _late(self, number: int, deadline_s: float) -> None:
+        call = self._in_flight[number]
+        call.late = True
+        ask = call.ask
+        error = DeadlineError(f"{ask.name}: no answer from NVML in {deadline_s:g} s", uuid=ask.uuid)
+        if self.listener is not None:
+            self.listener.was_late(self, ask, error)
+        _settle(call.future, error)
+
+    async def _bury(self) -> None:
+        """Find out how it ended, and answer what is left."""
         await self._gone(_END_S)
         code = self._popen.poll()
-        if code is None:
-            return ""
-        return f" of signal {-code}" if code < 0 else f" with exit code {code}"
+        how = "" if code is None else f" of signal {-code}" if code < 0 else f" with exit code {code}"
+        why = self._why or ("the NVML process was ended" if self._ended else f"the NVML process died{how}")
+        crash = bool(self._why) or (code is not None and code not in _ENDED_BY_OTHERS)
+        calls = tuple(self._in_flight.values())
+        self._in_flight.clear()
+        if self.listener is not None and not self._ended:
+            asks = tuple(call.ask for call in calls if not call.late)
+            self.listener.died(self, asks, LibraryGoneError(why), crash=crash)
+        for call in calls:
+            call.timer.cancel()
+            _settle(call.future, LibraryGoneError(f"{call.ask.name}: {why}", uuid=call.ask.uuid))
+        _settle(self._ready, LibraryGoneError(why))
+        self._buried.set()
 
     async def _gone(self, patience_s: float) -> None:
         """Wait for the process to end; poll, because a process handle cannot be awaited on every kernel we run on."""
-        clock = asyncio.get_running_loop()
-        until = clock.time() + patience_s
-        while self._popen.poll() is None and clock.time() < until:
+        until_s = self._loop.time() + patience_s
+        while self._popen.poll() is None and self._loop.time() < until_s:
             await asyncio.sleep(0.005)
 
 
-def _name(call: Call, uuid: str) -> str:
-    name = type(call).__name__
-    return f"{uuid}: {name}" if uuid else name
+def _settle(future: asyncio.Future[Outcome], outcome: Outcome) -> None:
+    if not future.done():  # whoever asked may have been cancelled
+        future.set_result(outcome)

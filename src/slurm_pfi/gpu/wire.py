@@ -1,7 +1,8 @@
 """What the agent and its NVML process say to each other: frames of msgpack with the length in front.
 
-One request, one reply. A request touches at most one device, so that a call which hangs or crashes is known by its
-device. The first frame of a new process is a reply with number 0: the library is ready, or how it failed.
+Each request has one reply with its number; replies come in any order. A request touches at most one device, so that a
+call which hangs or crashes is known by its device. The first frame of a new process is a reply with number 0: the
+library is ready, or how it failed.
 """
 
 from __future__ import annotations
@@ -62,18 +63,26 @@ class SetLimit(Frozen, frozen=True, kw_only=True, tag="set"):
 
 
 class TakeSample(Frozen, frozen=True, kw_only=True, tag="sample"):
-    """Read one device."""
+    """Read one device: with ``quick`` limits and draw only, with ``activity`` its counters too."""
 
     uuid: GpuId
+    activity: bool = False
+    quick: bool = False
 
 
 Call: TypeAlias = Count | Describe | SetLimit | TakeSample
 
 
 class Request(Frozen, frozen=True, kw_only=True):
-    """``number`` comes back with the reply."""
+    """``number`` comes back with the reply.
+
+    Requests of one ``device`` are done in order by one thread, those of different ones at the same time; a request
+    without one has a thread of its own. After ``until_ns`` (CLOCK_MONOTONIC) it is not begun any more.
+    """
 
     number: int
+    device: GpuId
+    until_ns: int
     call: Call
 
 
@@ -95,6 +104,28 @@ class Reply(Frozen, frozen=True, kw_only=True):
     limits: DeviceLimits | None = None
     sample: DeviceSample | None = None
     failed: Failed | None = None
+
+
+class Frames:
+    """Puts frames together again out of whatever pieces a stream socket delivers."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The bodies that are complete now. Raises ValueError for a frame longer than any of ours."""
+        self._data += data
+        bodies = []
+        while len(self._data) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self._data)
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {length} bytes")
+            end = LENGTH.size + length
+            if len(self._data) < end:
+                break
+            bodies.append(bytes(self._data[LENGTH.size : end]))
+            del self._data[:end]
+        return bodies
 
 
 def pack(message: Request | Reply) -> bytes:

@@ -59,7 +59,7 @@ class Hardware:
     async def sample(self, uuids: tuple[GpuId, ...], *, quick: bool, activity: bool = False) -> Sampled:
         """Read limits and draw, with ``activity`` what they do too; a library that is gone is a failure of each."""
         try:
-            samples = await self.devices.sample(uuids, activity=activity)
+            samples = await self.devices.sample(uuids, activity=activity, quick=quick)
             return Sampled(samples=samples, quick=quick, activity=activity)
         except DeviceError as error:
             kind, message = type(error).__name__, str(error)
@@ -73,7 +73,10 @@ class Hardware:
         except DeviceError as error:
             kind = type(error).__name__
             return SetFailed(
-                uuid=uuid, error=f"{kind}: {error}", in_doubt=kind in IN_DOUBT, lasting=kind in LASTING
+                uuid=uuid,
+                error=f"{kind}: {error}",
+                in_doubt=error.asked and kind in IN_DOUBT,
+                lasting=kind in LASTING,
             )
 
     def _entries(
