@@ -18,6 +18,7 @@ from ..bus.local import LocalClient
 from ..bus.unix import Peer, SocketError
 from ..config import Config, ConfigError, load_config
 from .hardware import Hardware
+from .health import pet_watchdog, tell_status
 from .jobfile import read_job_folder
 from .log import Log
 from .messages import (
@@ -31,7 +32,7 @@ from .messages import (
     ResumeAsked,
     StopAsked,
 )
-from .notify import notify, watchdog_period_s
+from .notify import notify, reloading, status, summary, watchdog_period_s
 from .paths import BUS_SOCKET, NodePaths
 from .plan import HeldPlan
 from .progress import JobFinder, ProgressSocket
@@ -42,6 +43,10 @@ from .setup import commanders, settings_of
 from .state import State
 from .watch import FolderWatch
 
+SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Block them before a restorer is dismissed, until ``run`` can heed them: a stop in between must leave one again."""
+STOP_S: Final = 10.0
+"""The longest way from SIGTERM to the end: sets under way 3 s, systemd 3 s, the NVML process 3 s."""
 _RELEASE_S: Final = 20.0
 _MOST_REFUSED_UIDS: Final = 1024
 
@@ -92,8 +97,9 @@ class Agent:
         """Serve until SIGTERM has been dealt with. Whatever is missing at start is said, and tried again."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.runtime.feed, StopAsked())
+            loop.add_signal_handler(number, self._stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         self.runtime.feed(_read_plan(self._paths.plan))
         if self._paths.released.exists():
             self._log.warning("released by the admin before; 'slurm-pfi node resume' ends it")
@@ -104,14 +110,24 @@ class Agent:
         self._tasks = [asyncio.create_task(self._client.run()), asyncio.create_task(self._rescan())]
         period_s = watchdog_period_s()
         if period_s is not None:
-            self._tasks.append(asyncio.create_task(_pet_watchdog(period_s)))
-        notify("READY=1\nSTATUS=running")
+            pet = pet_watchdog(self.runtime.stalled, period_s, self._log)
+            self._tasks.append(asyncio.create_task(pet))
+        notify("READY=1", status(self._summary()))
+        if os.environ.get("NOTIFY_SOCKET"):
+            self._tasks.append(asyncio.create_task(tell_status(self.runtime)))
         self._log.info("ready", node=self._node, pid=os.getpid())
         try:
             await self.runtime.ended.wait()
         finally:
-            notify("STOPPING=1")
             await self._close()
+
+    def _stop(self) -> None:
+        """SIGTERM or SIGINT. A second one changes nothing: the sets under way are waited for, for a bounded time."""
+        notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={round(STOP_S * 1e6)}", status("stopping"))
+        self.runtime.feed(StopAsked())
+
+    def _summary(self) -> str:
+        return summary(self.runtime.state, time.monotonic_ns())
 
     async def _open_sockets(self) -> None:
         try:
@@ -231,6 +247,7 @@ class Agent:
     def _status(self) -> dict[str, Any]:
         state = self.runtime.state
         data: dict[str, Any] = msgspec.to_builtins(build_report(state, time.monotonic_ns()))
+        data["summary"] = self._summary()
         data["connected"] = state.connected
         data["mode"] = state.held.plan.mode if state.held else None
         data["progress_dropped"] = dict(self._progress.dropped)
@@ -250,26 +267,46 @@ class Agent:
             self._log.error("no restorer could be left; limits stay until an agent is back", why=error)
 
     def _reload(self) -> None:
-        """SIGHUP: the times of a new config; a bad one changes nothing and is said."""
+        """SIGHUP: what of a new config may change while we run. A bad file changes nothing at all, and is said."""
+        reloading()
         self.runtime.reopen_audit()
         try:
-            config = load_config(self._config_file)
+            self._take(load_config(self._config_file))
         except ConfigError as error:
             self.runtime.feed(FaultChanged(what="config", text=f"the old settings stay in force: {error}"))
-            return
+        finally:
+            notify("READY=1", status(self._summary()))
+
+    def _take(self, config: Config) -> None:
+        new, later = _reloaded(self._config, config)
         old = self.runtime.state.settings
-        new = settings_of(config, self._node, old.boot_id, old.agent_id)
+        self._config = new
         self.runtime.feed(FaultChanged(what="config", text=""))
-        if config.cluster != self._config.cluster or config.node != self._config.node:
-            self._log.warning("cluster and [node] change at the next start only")
-            new = settings_of(
-                msgspec.structs.replace(config, cluster=self._config.cluster, node=self._config.node),
-                self._node,
-                old.boot_id,
-                old.agent_id,
-            )
-        self.runtime.feed(Reconfigured(settings=new))
+        self.runtime.feed(Reconfigured(settings=settings_of(new, self._node, old.boot_id, old.agent_id)))
+        if later:
+            self._log.warning("these change at the next start only", keys=later)
         self._log.info("settings reloaded", config=self._config_file)
+
+
+def _reloaded(old: Config, new: Config) -> tuple[Config, list[str]]:
+    """The new config with the old value of what a running agent keeps, and the names of what differs there."""
+    replace = msgspec.structs.replace
+    kept = replace(
+        new,
+        cluster=old.cluster,
+        node=old.node,
+        slurm=old.slurm,
+        controller=replace(new.controller, user=old.controller.user, run_dir=old.controller.run_dir),
+        times=replace(new.times, device_deadline_s=old.times.device_deadline_s),
+    )
+    differing = {
+        "cluster": kept.cluster != new.cluster,
+        "[node]": kept.node != new.node,
+        "[slurm]": kept.slurm != new.slurm,
+        "controller.user, controller.run_dir": kept.controller != new.controller,
+        "times.device_deadline_s": kept.times != new.times,
+    }
+    return kept, [name for name, differs in differing.items() if differs]
 
 
 def _all_rest(state: State) -> bool:
@@ -283,9 +320,3 @@ def _read_plan(path: Path) -> PlanRead:
         return PlanRead(held=None)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         return PlanRead(held=None, fault=f"{path} is of no use: {error}; limits stay until a plan comes")
-
-
-async def _pet_watchdog(period_s: float) -> None:
-    while True:
-        notify("WATCHDOG=1")
-        await asyncio.sleep(period_s)

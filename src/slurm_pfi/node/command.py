@@ -6,7 +6,9 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +20,7 @@ from ..gpu.identity import IdentityError
 from ..gpu.journal import JournalError
 from ..store.audit import AuditLog
 from ..units import format_power
-from .agent import Agent
+from .agent import SIGNALS, Agent
 from .lock import Lock, LockedError
 from .log import Log
 from .paths import NodePaths, node_name, node_paths
@@ -100,6 +102,7 @@ def _run(config: Config, config_file: Path, node: str, paths: NodePaths) -> int:
     log = Log(prefixed="JOURNAL_STREAM" in os.environ)
     # Root is not asked for: whoever owns the state folder may run a simulated node, and on real GPUs the driver
     # itself refuses a set without privilege, which is then reported as a fault.
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         paths.prepare()
         dismissed = dismiss(node, paths)
@@ -125,6 +128,10 @@ async def _serve(config: Config, config_file: Path, node: str, paths: NodePaths,
         await Agent(config, config_file, node, paths, hardware, log).run()
     finally:
         await close_hardware(hardware)
+    if threading.active_count() > 1:
+        # A thread may hang in a read that never ends (a dead NFS server). All is written and closed by now; waiting
+        # for it would end in SIGKILL.
+        os._exit(DONE)
 
 
 # -------------------------------------------------------------------------------------------- release, resume
@@ -214,7 +221,7 @@ def _status_lines(node: str, data: dict[str, Any]) -> list[str]:
     plan = f"plan {held['epoch']}/{held['seq']}, {data['mode']}" if held else "no plan"
     state = "released" if data["released"] else plan
     controller = "reached" if data["connected"] else "not reached"
-    lines = [f"{node}: {state}; controller {controller}; {len(data['runs'])} runs"]
+    lines = [f"{node}: {data['summary']}", f"  {state}; controller {controller}; {len(data['runs'])} runs"]
     for gpu in data["gpus"]:
         place = "-" if gpu["position"] is None else str(gpu["position"])
         runs = ",".join(f"{run['job_id']}.{run['restart']}" for run in gpu["runs"]) or "-"

@@ -4,20 +4,39 @@ from __future__ import annotations
 
 import os
 import socket
+import time
+from typing import Final
+
+from .report import all_faults, gpu_fault
+from .state import State
+
+_SEND_S: Final = 1.0
+_MOST_STATUS_BYTES: Final = 200
 
 
-def notify(text: str) -> None:
-    """Send ``READY=1`` and the like. A failure is of no consequence to us."""
+def notify(*lines: str) -> None:
+    """Send ``READY=1`` and the like, each a line. A failure is of no consequence to us."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
     address = "\0" + address[1:] if address.startswith("@") else address
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-            sender.settimeout(1.0)
-            sender.sendto(text.encode(), address)
+            sender.settimeout(_SEND_S)
+            sender.sendto("\n".join(lines).encode(), address)
     except OSError:
         return
+
+
+def reloading() -> None:
+    """A reload begins; ``READY=1`` ends it. The time is what systemd 253 and later ask for, with Type=notify-reload."""
+    notify("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+
+
+def status(text: str) -> str:
+    """The line that ``systemctl status`` shows: one line, of bounded length."""
+    plain = "".join(letter if letter.isprintable() else " " for letter in text)
+    return f"STATUS={plain.encode()[:_MOST_STATUS_BYTES].decode(errors='ignore')}"
 
 
 def watchdog_period_s() -> float | None:
@@ -26,3 +45,37 @@ def watchdog_period_s() -> float | None:
     if not usec.isdigit() or int(usec) == 0 or (pid and pid != str(os.getpid())):
         return None
     return int(usec) / 2e6
+
+
+def summary(state: State, now_ns: int) -> str:
+    """How the node is, in one line for people: what holds, what is capped, what is wrong. No plan: say so."""
+    n_gpus = len(state.gpus)
+    n_capped = sum(gpu.current_mw is not None for gpu in state.gpus.values())
+    n_faults = len(all_faults(state)) + sum(bool(gpu_fault(state, gpu)) for gpu in state.gpus.values())
+    parts = [_mode(state, now_ns)]
+    if state.listed:
+        parts.append(f"{n_capped} of {_count(n_gpus, 'GPU')} capped")
+    else:
+        parts.append("GPUs not listed yet" if "nvml" not in state.faults else "GPUs cannot be listed")
+    if not state.connected:
+        parts.append("controller not reached")
+    if n_faults:
+        parts.append(_count(n_faults, "fault"))
+    return ", ".join(parts)
+
+
+def _mode(state: State, now_ns: int) -> str:
+    if state.stopping_ns is not None:
+        return "stopping"
+    if state.released:
+        return "released by the admin"
+    if state.held is None:
+        return "no plan held"
+    if state.held.plan.mode == "observe":
+        return "observe only"
+    _, step = state.held.in_force(now_ns, skip_lease=state.settings.skip_lease)
+    return "no window" if step.park_cap_mw is None else "window open"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

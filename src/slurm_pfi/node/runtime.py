@@ -49,6 +49,9 @@ from .state import Settings, State
 _LEAST_PAUSE_S: Final = 0.001
 _AFTER_ERROR_S: Final = 1.0
 _RESEND_S: Final = 0.05
+_LATE_S: Final = 10.0
+_FAILING_S: Final = 30.0
+_UNANSWERED_S: Final = 120.0  # deadlines end every question far earlier
 
 
 class Runtime:
@@ -82,6 +85,8 @@ class Runtime:
         self._feeding = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._asked_s: dict[int, float] = {}
+        self._failing_s: float | None = None
         self._not_journaled: dict[GpuId, str] = {}
         self._said: dict[str, str] = {}
 
@@ -98,7 +103,9 @@ class Runtime:
                 try:
                     self.state, actions = step(self.state, next_event, time.monotonic_ns())
                     self._carry_out(actions)
+                    self._failing_s = None
                 except Exception:
+                    self._failing_s = self._failing_s or time.monotonic()
                     # A fault of ours must not end the only process that can restore limits.
                     self._log.error(
                         "internal error", during=type(next_event).__name__, trace=traceback.format_exc()
@@ -109,6 +116,18 @@ class Runtime:
         self._say_faults()
         self._arm(pause_s)
         self._start(self._tell_changed())
+
+    def stalled(self) -> str:
+        """Why the core does not follow the world any more; empty while it does. For the watchdog."""
+        now_s = asyncio.get_running_loop().time()
+        if self._timer is None or self._timer.cancelled() or now_s > self._timer.when() + _LATE_S:
+            return "the core has missed its own deadline"
+        if self._failing_s is not None and now_s > self._failing_s + _FAILING_S:
+            return f"every event has failed for {now_s - self._failing_s:.0f} s, see the internal errors"
+        oldest_s = min(self._asked_s.values(), default=now_s)
+        if now_s > oldest_s + _UNANSWERED_S:
+            return f"the GPUs have left a question without an answer for {now_s - oldest_s:.0f} s"
+        return ""
 
     def reopen_audit(self) -> None:
         """After the file was renamed by logrotate."""
@@ -206,11 +225,14 @@ class Runtime:
 
     async def _answer(self, question: Coroutine[Any, Any, Event], lost: Event) -> None:
         """Every question gets its answer, or the core would wait for it for ever."""
+        self._asked_s[id(question)] = asyncio.get_running_loop().time()
         try:
             answer = await question
         except Exception:
             self._log.error("internal error", during=type(lost).__name__, trace=traceback.format_exc())
             answer = lost
+        finally:
+            del self._asked_s[id(question)]
         self.feed(answer)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
