@@ -32,11 +32,14 @@ from slurm_pfi.node import messages as nm
 from slurm_pfi.node import state as ns
 from slurm_pfi.node.jobfile import JobFile
 from slurm_pfi.sim.jobs import ModelJob
-from slurm_pfi.sim.physics import Workload
+from slurm_pfi.sim.physics import CLOCK_MIN, SM_CLOCK_MAX_MHZ, Workload
 from slurm_pfi.slurm.backend import JobInfo, Special
 from slurm_pfi.slurm.tag import Tag
 
 NS = 1_000_000_000
+TENSOR_SHARE = 0.8
+"""Of the cycles of work that is bound by the clock, a tensor pipe works in so many; as in the stand-in library."""
+
 MIN_MW, MAX_MW, DEFAULT_MW = 200_000, 700_000, 700_000
 EPOCH_UNIX_S = 1_800_000_000.0
 # Of an example that is nothing but a world's seed there is nothing to shrink.
@@ -52,6 +55,9 @@ class Device:
     requested_mw: int = DEFAULT_MW
     enforced_mw: int = DEFAULT_MW
     demand_mw: int = 75_000
+    asked_ns: int = 0
+    at_ns: int = 0
+    tensor_s: float = 0.0
 
 
 @dataclass
@@ -71,15 +77,31 @@ class Trainee:
         share = self.workload.relative_throughput(cap_w)
         self.tokens += self.tokens_per_s * share * (now_ns - self.at_ns) / NS
         self.at_ns = now_ns
+        work = 1 / self.workload.step_time(self.workload.clock_for_cap(cap_w))
+        for device in self.devices:
+            # As in the stand-in library: so many cycles for a step, whatever the clock; a faster GPU waits.
+            active = TENSOR_SHARE * self.workload.compute_share * work / self.clock(device)
+            device.tensor_s += active * (now_ns - max(device.at_ns, self.began_ns)) / NS
+            device.at_ns = now_ns
+
+    def clock(self, device: Device) -> float:
+        """SM clock of one of its GPUs, as a share of the highest."""
+        return self.workload.clock_for_cap(device.enforced_mw / 1000)
 
 
 @dataclass
 class Fate:
-    """How bad the world is."""
+    """How bad the world is.
+
+    ``activity``: its GPUs tell what they do; ``tensor``: with tensor pipes; ``noise``: relative error of each reading.
+    """
 
     bus_delay_s: float = 0.05
     loss: float = 0.0
     set_delay_s: float = 0.02
+    activity: bool = True
+    tensor: bool = True
+    noise: float = 0.0
     effect_delay_s: float = 0.05
 
 
@@ -130,6 +152,7 @@ class World:
         **policy: Any,
     ) -> None:
         self.random = random.Random(seed)
+        self._noise = random.Random(seed)
         self.fate = fate or Fate()
         self.now_ns = 1_000 * NS
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
@@ -387,8 +410,8 @@ class World:
                     )
             case nm.ListDevices():
                 self.after(0.01, later(self._listed(node)))
-            case nm.Sample(uuids=uuids, quick=quick):
-                answer = self._sampled(node, uuids, quick)
+            case nm.Sample():
+                answer = self._sampled(node, action)
                 self.after(0.005, later(answer))
             case nm.LeaveRestorer() | nm.Exit():
                 raise AssertionError("nobody asked an agent of this world to stop")
@@ -447,10 +470,11 @@ class World:
             enforced_mw=device.enforced_mw,
         )
 
-    def _sampled(self, node: SimNode, uuids: tuple[str, ...], quick: bool) -> nm.Sampled:
+    def _sampled(self, node: SimNode, asked: nm.Sample) -> nm.Sampled:
         samples = []
-        for uuid in uuids:
+        for uuid in asked.uuids:
             device = node.devices[uuid]
+            clock_mhz, tensor = self._activity(device, asked=asked.activity)
             samples.append(
                 DeviceSample(
                     uuid=uuid,
@@ -460,11 +484,30 @@ class World:
                     draw_mw=self._draw_mw(device),
                     energy_mj=None,
                     utilisation=None,
-                    sm_clock_mhz=None,
+                    sm_clock_mhz=clock_mhz,
                     event_reasons=None,
+                    sm_active=None if tensor is None else 0.97,
+                    tensor_active=tensor if self.fate.tensor else None,
                 )
             )
-        return nm.Sampled(samples=tuple(samples), quick=quick)
+        return nm.Sampled(samples=tuple(samples), quick=asked.quick, activity=asked.activity)
+
+    def _activity(self, device: Device, *, asked: bool) -> tuple[int | None, float | None]:
+        """SM clock now, and if asked for the share of cycles with tensor work since it was last asked."""
+        if not self.fate.activity:
+            return None, None
+        clock = CLOCK_MIN
+        for trainee in self.training.values():
+            if device in trainee.devices:
+                trainee.advance(self.now_ns)
+                clock = trainee.clock(device)
+        noise = self._noise
+        mhz = round(clock * SM_CLOCK_MAX_MHZ * noise.gauss(1, self.fate.noise) / 15) * 15
+        if not asked:
+            return mhz, None
+        seconds, tensor_s = (self.now_ns - device.asked_ns) / NS, device.tensor_s
+        device.asked_ns, device.tensor_s = self.now_ns, 0.0
+        return mhz, min(1.0, tensor_s / seconds * noise.gauss(1, self.fate.noise)) if seconds > 0 else None
 
     def _draw_mw(self, device: Device) -> int:
         for trainee in self.training.values():

@@ -11,7 +11,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from ..config import TimesSection
-from .levels import FEWEST_INTERVALS, JUMP, STALL, Level, drew, kept, learned, typical_rate
+from .activity import dispute
+from .levels import FEWEST_INTERVALS, JUMP, STALL, Level, acted, drew, kept, learned, typical_rate
 from .record import Drift, Heard, Record, Sample
 
 NS_PER_S: Final = 1_000_000_000
@@ -130,7 +131,8 @@ def _interval(
         if base is not None and rate > JUMP * base:
             return record
         stalled = base is not None and rate < MIXED_STALL * base * (2 if heard.low else 1)
-        return _worked(record, heard, seconds, done, stalled=stalled)
+        # What heat took is no cap's loss.
+        return _worked(record, heard, seconds, done, stalled=stalled or heard.slowed)
     level = record.level(record.cap_mw) or Level(
         cap_mw=record.cap_mw, segment=record.segment, last_ns=sample.now_ns
     )
@@ -140,13 +142,16 @@ def _interval(
     if record.jumps:
         record = replace(record, jumps=0, jumped=0.0, jumped_s=0.0)  # it was set, not worked for
     if typical is not None and rate < STALL * typical:
+        record = replace(record, stalled_ns=sample.now_ns)
         record = _worked(record, heard, seconds, done, stalled=True)
         return _slumped(record, sample, seconds, done, times)
     if typical is not None and heard.low and rate < PART_STALL * typical:
+        record = replace(record, stalled_ns=sample.now_ns)
         return _worked(record, heard, seconds, done, stalled=True)
     taught, forgotten = learned(level, seconds, done, sample.now_ns)
     if heard.draw_s > 0:
         taught = drew(taught, heard.draw_mws, heard.draw_s, sample.now_ns)
+    taught = acted(taught, heard.active)
     record = _worked(record, heard, seconds, done, stalled=False)
     tally = record.tally
     if forgotten.seconds > 0 and heard.capped:
@@ -162,6 +167,8 @@ def _interval(
         slump=Drift() if record.slump.count else record.slump,
     )
     record = _drifted(record, sample, level, seconds, done, times)
+    if heard.active.clock_s > 0 and not record.disputed:
+        record = replace(record, disputed=dispute(record))
     return _judged(record)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import isqrt, sqrt
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -18,6 +18,8 @@ MOST_BATCHES: Final = 16
 LONGEST_BATCH_S: Final = 600.0
 """Past it the oldest batch is dropped instead of being joined: a level is the run of the last two hours or so."""
 
+LEAST_CLOCK_S: Final = 4.0
+
 STALL: Final = 0.5
 """Below this share of its level's rate a run is not training: a checkpoint, an evaluation, a start."""
 
@@ -25,41 +27,30 @@ JUMP: Final = 2.0
 """Above this multiple of its level's rate a counter was set anew, or what came before was no training."""
 
 
-class Level(Frozen, frozen=True, kw_only=True):
-    """One cap under which a run has worked; ``cap_mw`` None: without one.
+class Batches(Frozen, frozen=True, kw_only=True):
+    """A rate over time in a few figures.
 
-    ``batches``: seconds and counter units by turns, oldest first; each is one interval until there are more than
-    MOST_BATCHES, then each lasts ``batch_s`` at least. ``count`` intervals of the counter have taught it. ``draw_s``
-    and ``draw_mws`` (mW x s of one GPU) are what its draw is the mean of. ``last_ns``: when it was taught last.
+    ``batches``: seconds and units by turns, oldest first; each is one interval until there are more than
+    MOST_BATCHES, then each lasts ``batch_s`` at least. ``count`` intervals have taught it.
     """
 
-    cap_mw: int | None
-    segment: int
-    last_ns: int
     batches: tuple[float, ...] = ()
     batch_s: float = 0.0
     count: int = 0
-    draw_s: float = 0.0
-    draw_mws: float = 0.0
-
-    @property
-    def draw_mw(self) -> int | None:
-        """Mean draw of one GPU."""
-        return round(self.draw_mws / self.draw_s) if self.draw_s > 0 else None
 
     @property
     def seconds(self) -> float:
-        """How long its counter was watched."""
+        """How long it was watched."""
         return sum(self.batches[::2])
 
     @property
     def done(self) -> float:
-        """Counter units in these seconds."""
+        """Units in these seconds."""
         return sum(self.batches[1::2])
 
     @property
     def rate_per_s(self) -> float | None:
-        """Mean rate of the run's counter; None without one."""
+        """Mean rate; None without an interval."""
         seconds = self.seconds
         return self.done / seconds if seconds > 0 else None
 
@@ -84,6 +75,54 @@ class Level(Frozen, frozen=True, kw_only=True):
             return None
         square = sum((rate - mean) * (rate - mean) for rate in rates) / (groups - 1)
         return max(LEAST_NOISE_SD, sqrt(square / groups) / mean)
+
+
+class Active(Frozen, frozen=True, kw_only=True):
+    """What its GPUs did: tensor cycles (share of cycles x SM clock, MHz) and SM clock (MHz), each x seconds."""
+
+    tensor_s: float = 0.0
+    tensor_mhz_s: float = 0.0
+    clock_s: float = 0.0
+    clock_mhz_s: float = 0.0
+
+    def and_then(self, other: Active) -> Active:
+        """Both together."""
+        return Active(
+            tensor_s=self.tensor_s + other.tensor_s,
+            tensor_mhz_s=self.tensor_mhz_s + other.tensor_mhz_s,
+            clock_s=self.clock_s + other.clock_s,
+            clock_mhz_s=self.clock_mhz_s + other.clock_mhz_s,
+        )
+
+
+IDLE: Final = Active()
+
+
+class Level(Batches, frozen=True, kw_only=True):
+    """One cap under which a run has worked; ``cap_mw`` None: without one. Its batches are of the run's counter.
+
+    ``draw_s`` and ``draw_mws`` (mW x s of one GPU) are what its draw is the mean of. ``last_ns``: when it was taught
+    last. ``tensor``: tensor cycles, in 10^6, of one GPU; ``clock_s`` and ``clock_mhz_s``: SM clock of the slowest.
+    """
+
+    cap_mw: int | None
+    segment: int
+    last_ns: int
+    draw_s: float = 0.0
+    draw_mws: float = 0.0
+    tensor: Batches = Batches()
+    clock_s: float = 0.0
+    clock_mhz_s: float = 0.0
+
+    @property
+    def draw_mw(self) -> int | None:
+        """Mean draw of one GPU."""
+        return round(self.draw_mws / self.draw_s) if self.draw_s > 0 else None
+
+    @property
+    def clock_mhz(self) -> float | None:
+        """Mean SM clock of the slowest GPU; None while it is not known well enough."""
+        return self.clock_mhz_s / self.clock_s if self.clock_s >= LEAST_CLOCK_S else None
 
 
 # ------------------------------------------------------------------------------------------------- teaching
@@ -112,7 +151,15 @@ def typical_rate(level: Level) -> float | None:
 
 def learned(level: Level, seconds: float, done: float, now_ns: int) -> tuple[Level, Unlearned]:
     """One more interval of the counter. While each is kept by itself, those far off the median are forgotten."""
-    batches, batch_s, forgotten = level.batches, level.batch_s, Unlearned(0.0, 0.0)
+    level, forgotten = _with_interval(level, seconds, done)
+    return msgspec.structs.replace(level, last_ns=now_ns), forgotten
+
+
+_B = TypeVar("_B", bound=Batches)
+
+
+def _with_interval(one: _B, seconds: float, done: float) -> tuple[_B, Unlearned]:
+    batches, batch_s, forgotten = one.batches, one.batch_s, Unlearned(0.0, 0.0)
     if batch_s > 0 and batches[-2] < batch_s:
         batches = (*batches[:-2], batches[-2] + seconds, batches[-1] + done)
     else:
@@ -128,12 +175,23 @@ def learned(level: Level, seconds: float, done: float, now_ns: int) -> tuple[Lev
             batch_s = 2 * sum(batches[::2]) / len(batches)
         else:
             batches = batches[2:]
-    level = msgspec.structs.replace(
-        level, batches=batches, batch_s=batch_s, count=level.count + 1, last_ns=now_ns
-    )
-    if forgotten.seconds > 0:
-        level = msgspec.structs.replace(level, count=len(batches) // 2)
-    return level, forgotten
+    count = len(batches) // 2 if forgotten.seconds > 0 else one.count + 1
+    return msgspec.structs.replace(one, batches=batches, batch_s=batch_s, count=count), forgotten
+
+
+def acted(level: Level, active: Active) -> Level:
+    """More of what its GPUs did. It fades as the batches do."""
+    if active.tensor_s > 0:
+        tensor, _ = _with_interval(level.tensor, active.tensor_s, active.tensor_mhz_s)
+        level = msgspec.structs.replace(level, tensor=tensor)
+    if active.clock_s > 0:
+        fade = 0.5 if level.clock_s > MOST_BATCHES * LONGEST_BATCH_S else 1.0
+        level = msgspec.structs.replace(
+            level,
+            clock_s=level.clock_s * fade + active.clock_s,
+            clock_mhz_s=level.clock_mhz_s * fade + active.clock_mhz_s,
+        )
+    return level
 
 
 def _median(batches: tuple[float, ...]) -> float:

@@ -25,8 +25,9 @@ from ..elasticity.evidence import (
     RunEvidence,
 )
 from ..elasticity.plausible import plausible
+from .activity import judged, unjudged
 from .counting import NS_PER_S, SETTLE_NS, counted, new_segment
-from .levels import FEWEST_INTERVALS, Level, drew, is_high, is_low, kept, nearest_cap
+from .levels import FEWEST_INTERVALS, Active, Level, acted, drew, is_high, is_low, kept, nearest_cap
 from .record import Drift, Recalled, Record, Sample, Totals
 
 __all__ = ["Level", "Recalled", "Record", "Sample", "Totals", "believed", "evidence", "observe"]
@@ -41,6 +42,9 @@ SAME_CAP: Final = 0.01
 
 AT_CAP: Final = 0.95
 """A run of unknown baseline that draws this share of its cap is held by it."""
+
+OVERLAP_NS: Final = NS_PER_S // 2
+"""So much may two readings of activity of GPUs on several nodes overlap."""
 
 SURGES: Final = 3
 """So many samples in a row far above the draw of their level: that saw no training."""
@@ -74,6 +78,7 @@ def observe(record: Record, sample: Sample, times: TimesSection) -> Record:
         seconds = 0.0
     share_capped = (was_bound + record.bound) / 2
     record = _drawn(record, sample, seconds, share_capped, times)
+    record = _paced(record, sample)
     return counted(record, sample, times)
 
 
@@ -95,6 +100,7 @@ def _placed(record: Record, sample: Sample, *, gap: bool) -> Record:
             cap_mw = record.cap_mw
         else:
             cap_mw = nearest_cap(record.levels, record.segment, cap_mw, within_mw)
+    uneven = uneven or sample.slowed
     changed = gap or uneven or (known, cap_mw) != (record.cap_known, record.cap_mw)
     heard = record.heard
     if heard is not None and heard.capped is not None:
@@ -102,6 +108,8 @@ def _placed(record: Record, sample: Sample, *, gap: bool) -> Record:
             heard = replace(heard, capped=None)
         elif bound and not heard.capped:
             heard = replace(heard, capped=True)
+    if heard is not None and sample.slowed and not heard.slowed:
+        heard = replace(heard, slowed=True)
     if changed and (record.drift.count or record.drift.strikes or record.slump.count or record.jumps):
         record = replace(record, drift=Drift(), slump=Drift(), jumps=0, jumped=0.0, jumped_s=0.0)
     return replace(
@@ -134,7 +142,7 @@ def _drawn(
             record, since_ns=None, tally=replace(tally, known_s=known_s, capped_s=capped_s), surges=0
         )
     level = record.level(record.cap_mw) if record.cap_known else None
-    low = is_low(level, draw_mw)
+    low = is_low(level, draw_mw) or sample.slowed
     gpu_s = seconds * sample.gpus
     cut_s = 0.0 if low else gpu_s * share_capped
     tally = replace(
@@ -155,11 +163,13 @@ def _drawn(
         else:
             draw_s, draw_mws = heard.draw_s + seconds, heard.draw_mws + draw_mw * seconds
             heard = replace(heard, draw_s=draw_s, draw_mws=draw_mws)
-    if low and heard is not None and not heard.low:
+    if low and not sample.slowed and heard is not None and not heard.low:
         heard = replace(heard, low=True)
     record = replace(record, tally=tally, levels=levels, surges=surges, heard=heard)
     if level is not None and surges >= SURGES:
         record = _trains_now(record, level, draw_mw, sample)
+    if sample.slowed:
+        return record if record.since_ns is None else replace(record, since_ns=None)
     if sample.uncapped:
         return _free(record, draw_mw, sample.now_ns, times.baseline_s)
     baseline_mw = record.draw_mw
@@ -168,6 +178,32 @@ def _drawn(
         record = new_segment(record, priced=False)
         return replace(record, recalled=None, seen=False, since_ns=None, draws=b"", top_mw=None)
     return record if record.since_ns is None else replace(record, since_ns=None)
+
+
+def _paced(record: Record, sample: Sample) -> Record:
+    """What its GPUs did, if that was all at one cap and not in a stall; with a counter it waits for that to say so."""
+    pace, heard = sample.pace, record.heard
+    if pace is None or pace.to_ns <= record.paced_ns:
+        return record
+    begun_ns = max(record.changed_ns + SETTLE_NS, record.stalled_ns, record.paced_ns - OVERLAP_NS)
+    record = replace(record, paced_ns=pace.to_ns)
+    if not record.cap_known or pace.from_ns < begun_ns:
+        return record
+    seconds = (pace.to_ns - pace.from_ns) / NS_PER_S
+    tensor_s = 0.0 if pace.tensor_mhz is None else seconds
+    clock_s = 0.0 if pace.clock_mhz is None else seconds
+    active = Active(
+        tensor_s=tensor_s,
+        tensor_mhz_s=tensor_s * (pace.tensor_mhz or 0.0),
+        clock_s=clock_s,
+        clock_mhz_s=clock_s * (pace.clock_mhz or 0.0),
+    )
+    if heard is not None:
+        return replace(record, heard=replace(heard, active=heard.active.and_then(active)))
+    level = record.level(record.cap_mw) or Level(
+        cap_mw=record.cap_mw, segment=record.segment, last_ns=sample.now_ns
+    )
+    return replace(record, levels=kept(record.levels, acted(level, active)))
 
 
 def _trains_now(record: Record, level: Level, draw_mw: int, sample: Sample) -> Record:
@@ -251,15 +287,23 @@ def _points(record: Record, segment: int, now_ns: int) -> list[Measurement]:
     for level in capped:
         share, draw_mw = (level.rate_per_s or 0.0) / rate, level.draw_mw or 0
         reduction = 1 - draw_mw / base_mw
+        rate_sd = level.rate_sd or 1.0
+        if unjudged(level, free):
+            continue
+        if record.disputed:
+            shown = judged(level, free)
+            if shown is None:
+                continue
+            share, rate_sd = shown.share, shown.sd
         if not LEAST_REDUCTION <= reduction <= 1 or 1 - share < LEAST_LOSS:
             continue
-        if present and record.implausible(level):
+        if present and not record.disputed and record.implausible(level):
             continue
         points.append(
             Measurement(
                 reduction=reduction,
                 loss=1 - share,
-                sd=max(LEAST_NOISE_SD, math.hypot(share * (level.rate_sd or 1.0), base_sd)),
+                sd=max(LEAST_NOISE_SD, math.hypot(share * rate_sd, base_sd)),
                 age_s=max(0.0, (now_ns - level.last_ns) / NS_PER_S),
                 segment=segment,
                 baseline_sd=baseline_sd,

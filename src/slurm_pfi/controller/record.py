@@ -6,7 +6,7 @@ from math import hypot
 
 from ..elasticity.evidence import LEAST_BASELINE_SD, LEAST_NOISE_SD, BaselineSource
 from ..model import Frozen
-from .levels import FEWEST_INTERVALS, Level
+from .levels import FEWEST_INTERVALS, IDLE, Active, Level
 
 UNPRICED_SHARE = 0.1
 """A loss is not told when so much of the work under caps has no baseline to be held against."""
@@ -23,12 +23,26 @@ MW_S_PER_J = 1000.0
 J_PER_WH = 3600.0
 
 
+class Pace(Frozen, frozen=True, kw_only=True):
+    """What all GPUs of a run did between two instants of our clock; None where one of them does not tell it.
+
+    ``tensor_mhz``: tensor activity (share of cycles) x SM clock, mean of the GPUs: it does not matter which of them
+    waits for which. ``clock_mhz``: SM clock of the slowest.
+    """
+
+    from_ns: int
+    to_ns: int
+    tensor_mhz: float | None
+    clock_mhz: float | None
+
+
 class Sample(Frozen, frozen=True, kw_only=True):
     """One report of a run. ``draw_mw``: mean of its GPUs; ``cap_mw``: the highest enforced limit of them.
 
     ``lowest_mw``: the lowest of these limits where they differ; a run is as fast as its slowest GPU.
     ``uncapped``: every GPU at its prior limit. ``counter_ns``: when the agent of ``node`` heard the counter, on our
-    clock. ``gpus``: how many the run has on all its nodes.
+    clock. ``gpus``: how many the run has on all its nodes. ``pace``: what they did of late. ``slowed``: heat or a
+    power brake holds one of them down, so that nothing is learned of caps.
     """
 
     now_ns: int
@@ -42,6 +56,8 @@ class Sample(Frozen, frozen=True, kw_only=True):
     counter_ns: int | None = None
     unit: str = ""
     node: str = ""
+    pace: Pace | None = None
+    slowed: bool = False
 
 
 class Recalled(Frozen, frozen=True, kw_only=True):
@@ -102,7 +118,8 @@ class Heard(Frozen, frozen=True, kw_only=True):
     """The counter when it last rose.
 
     ``capped``: whether a binding cap was there since; None: that is not known. ``low``: the draw was that of a stall.
-    ``draw_s`` and ``draw_mws``: draw of one GPU since, which teaches the level once it is known to have been work.
+    ``draw_s`` and ``draw_mws``: draw of one GPU since, and ``active`` what they did, which teaches the level once it
+    is known to have been work. ``slowed``: heat or a power brake held it down.
     """
 
     counter: float
@@ -111,8 +128,10 @@ class Heard(Frozen, frozen=True, kw_only=True):
     node: str
     capped: bool | None
     low: bool = False
+    slowed: bool = False
     draw_s: float = 0.0
     draw_mws: float = 0.0
+    active: Active = IDLE
 
 
 class Drift(Frozen, frozen=True, kw_only=True):
@@ -136,7 +155,10 @@ class Record(Frozen, frozen=True, kw_only=True):
 
     ``seen``: it has run uncapped long enough in this segment, since ``since_ns``. ``top_mw``: mean of the highest tenth
     of ``draws`` (packed int32, mW). ``segment``: number of the stretch in which its work did not change. ``doubt``: why
-    its counter is not believed, empty if it is; ``unlikely``: nor is the loss that it told, by the curves of its like.
+    its counter is not believed, empty if it is; ``unlikely``: nor is the loss that it told, by the curves of its like;
+    ``disputed``: what it told of a cap, and what its activity told; then that rules. ``shared``: it had GPUs together
+    with others while caps held them down: what that cost nobody knows. ``paced_ns``: up to when its
+    activity is known; ``stalled_ns``: when it was last found to have stalled.
     ``rate_now``: of the last seconds. ``cap_mw`` with ``cap_known``: the
     level that it is at since ``changed_ns``; ``bound``: that cap lowers its draw, as caps have
     done since ``capped_since_ns``.
@@ -154,6 +176,8 @@ class Record(Frozen, frozen=True, kw_only=True):
     reporting: bool = False
     doubt: str = ""
     unlikely: bool = False
+    disputed: str = ""
+    shared: bool = False
     rate_now: float | None = None
     tally: Tally = Tally()
 
@@ -172,6 +196,8 @@ class Record(Frozen, frozen=True, kw_only=True):
     jumped: float = 0.0
     jumped_s: float = 0.0
     surges: int = 0
+    paced_ns: int = 0
+    stalled_ns: int = 0
 
     # ------------------------------------------------------------------------------------------- baseline
 
@@ -231,7 +257,7 @@ class Record(Frozen, frozen=True, kw_only=True):
     @property
     def doubted(self) -> bool:
         """Whether what its counter told of caps is not believed."""
-        return bool(self.doubt) or self.unlikely
+        return bool(self.doubt) or self.unlikely or bool(self.disputed)
 
     # ------------------------------------------------------------------------------------------- levels
 
@@ -306,6 +332,7 @@ class Record(Frozen, frozen=True, kw_only=True):
         unheard = tally.capped_s > 0 and work_s <= 0
         if (
             self.doubted
+            or self.shared
             or not self.reporting
             or unheard
             or self._silent()
@@ -328,7 +355,7 @@ class Record(Frozen, frozen=True, kw_only=True):
         tally, draw_mw = self.tally, self.mean_draw_mw
         unpriced_s = tally.unpriced_gpu_s + (tally.cut_gpu_s if draw_mw is None else 0.0)
         gpu_s = tally.past_cut_gpu_s + tally.cut_gpu_s + tally.unpriced_gpu_s
-        if (tally.capped_s > 0 and gpu_s <= 0) or unpriced_s > UNPRICED_SHARE * gpu_s:
+        if self.shared or (tally.capped_s > 0 and gpu_s <= 0) or unpriced_s > UNPRICED_SHARE * gpu_s:
             return None
         saved_mws = 0.0 if draw_mw is None else draw_mw * tally.cut_gpu_s - tally.cut_mws
         return (tally.past_saved_mws + saved_mws) / MW_S_PER_J

@@ -13,6 +13,7 @@ from ..elasticity.curve import ElasticityCurve
 from ..flex import flex_in_comment, is_flex, no_flex_in_comment, parse_flex
 from ..model import Flex, GpuReport, Progress, Report, Run, RunReport
 from ..slurm.backend import JobInfo
+from .activity import UNTAUGHT, pace_of
 from .budget import node_park_mw, parked_mw
 from .ledger import NS_PER_S, prior_of
 from .record import Sample
@@ -163,14 +164,20 @@ def sample_of(
         (name for name, progress in told.items() if progress is not None), default=min(view.gpus)
     ):
         return None
-    gpus = [
-        gpu
+    heard = [
+        (gpu, now_ns if name == report.node else nodes[name].heard_ns)
         for name, last in reports.items()
         for gpu in (() if last is None else last.gpus)
         if gpu.uuid in view.gpus[name]
     ]
+    gpus = [gpu for gpu, _ in heard]
     number = sum(len(uuids) for uuids in view.gpus.values())
-    draws = [gpu.draw_mw for gpu in gpus if gpu.draw_mw is not None]
+    # The energy counter misses nothing; an instant draw is one of many.
+    draws = [
+        draw_mw
+        for gpu in gpus
+        if (draw_mw := gpu.draw_mw if gpu.mean_mw is None else gpu.mean_mw) is not None
+    ]
     caps = [gpu.enforced_mw for gpu in gpus if gpu.enforced_mw is not None]
     free = [
         cap_mw >= prior_of(gpu) - BOUND_MARGIN_MW for gpu in gpus if (cap_mw := gpu.enforced_mw) is not None
@@ -188,6 +195,8 @@ def sample_of(
         counter_ns=None if progress is None else now_ns - round(progress.age_s * NS_PER_S),
         unit="" if progress is None else progress.unit,
         node=report.node,
+        pace=pace_of(heard, number),
+        slowed=any(gpu.slowed in UNTAUGHT for gpu in gpus),
     )
 
 
