@@ -161,7 +161,7 @@ def devices_listed(turn: Turn, event: DevicesListed) -> None:
             _new_driver(turn, before[info.uuid], info)
     failed = {failure.uuid: failure for failure in event.failures}
     missing = {uuid: _missing(gpu, failed.get(uuid)) for uuid, gpu in old.items() if uuid not in listed}
-    known = {**listed, **missing}
+    known = {uuid: _paced(turn, before.get(uuid), gpu) for uuid, gpu in {**listed, **missing}.items()}
     unsound = bool(event.failures or event.map_fault or missing)
     first = not turn.state.listed
     turn.change(
@@ -203,6 +203,13 @@ def _listed(turn: Turn, gpu: Gpu, info: DeviceInfo, position: int | None) -> Gpu
         persistence=info.persistence,
         settable=info.capabilities.settable,
     )
+
+
+def _paced(turn: Turn, before: Gpu | None, gpu: Gpu) -> Gpu:
+    """One whose limit cannot be set, as was found out without trying, is tried all the same, but seldom."""
+    if gpu.settable is not False or (before is not None and before.settable is False):
+        return gpu
+    return replace(gpu, retry_at_ns=turn.now_ns + turn.state.settings.survey_ns)
 
 
 def _missing(gpu: Gpu, failure: DeviceFailure | None) -> Gpu:

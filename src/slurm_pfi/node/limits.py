@@ -87,8 +87,6 @@ def decide(gpu: Gpu, want: Wanted, now_ns: int) -> Decision:
     """What to do now so that this GPU comes to the wanted limit; None when nothing, or not yet."""
     if gpu.blocked or gpu.setting or gpu.prior_mw is None or gpu.requested_mw is None:
         return None
-    if gpu.settable is False:
-        return None  # it was found out without trying, and trying would only repeat it
     if now_ns < gpu.retry_at_ns:
         return None
     if want.cap_mw >= gpu.prior_mw:

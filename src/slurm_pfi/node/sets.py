@@ -41,6 +41,7 @@ def set_done(turn: Turn, event: SetDone) -> None:
         set_fault="",
         doubt_mw=None,
         undo=None,
+        settable=True,
         fell_mw=None,
         foreign_mw=None,
         confirmed=not pending.restores,

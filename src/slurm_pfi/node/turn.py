@@ -219,6 +219,8 @@ class Turn:
         back_off_ns = min(MAX_BACK_OFF_NS, 500_000_000 * 2 ** min(failures - 1, 10))
         if lasting or failures > 8:
             back_off_ns = LASTING_BACK_OFF_NS
+        if gpu.settable is False:
+            back_off_ns = self.state.settings.survey_ns
         self.audit("set_failed", uuid=uuid, cap_mw=gpu.pending.cap_mw, error=error)
         undo = gpu.undo if gpu.pending.restores else gpu.undo or gpu.pending.ours
         self.change_gpu(
