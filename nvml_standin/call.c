@@ -32,6 +32,7 @@ nvmlReturn_t call_meet_faults(struct call *call, const char *function)
             break;
         case FAULT_APPLIED:
             call->after_code = (nvmlReturn_t)fault->code;
+            call->late = fault->delay_us > 0 ? fault : NULL;
             break;
         case FAULT_DELAY:
             fault_delay(call->node, call->gpu, fault->delay_us);
@@ -56,6 +57,11 @@ double call_value(const struct call *call, unsigned int field, double value)
         if (call->met[i].kind == FAULT_VALUE && (call->met[i].field == 0 || call->met[i].field == (int32_t)field))
             value = call->met[i].value;
     return value;
+}
+
+unsigned long long whole(double value)
+{
+    return value >= 0 && value < 18446744073709551616.0 ? (unsigned long long)value : ~0ULL;
 }
 
 nvmlReturn_t call_entry_code(const struct call *call, unsigned int field, nvmlReturn_t code)
@@ -115,6 +121,8 @@ nvmlReturn_t call_begin_system(struct call *call, const char *function)
 
 nvmlReturn_t call_end(struct call *call, nvmlReturn_t code)
 {
+    if (call->late != NULL && call->late->delay_us > 0)
+        fault_hang(call->node, call->gpu, call->late);
     node_unlock(call->node);
     return code == NVML_SUCCESS ? call->after_code : code;
 }

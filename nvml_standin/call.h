@@ -18,6 +18,7 @@ struct call {
     int64_t now_ns;
     bool silent;              /* a planted fault: a setter must do nothing and report success */
     nvmlReturn_t after_code;  /* a planted fault: what to answer once the work is done */
+    const struct fault *late; /* a planted fault: answer only after its delay, or once it is cleared */
     unsigned n_met;
     struct fault met[MAX_MET]; /* planted faults of the kinds VALUE and ENTRY, for the entry point to heed */
 };
@@ -31,6 +32,9 @@ nvmlReturn_t call_end(struct call *call, nvmlReturn_t code);
 
 /* A planted value for a field (0: for a getter of one number), else the value as it is. */
 double call_value(const struct call *call, unsigned int field, double value);
+
+/* A number as an unsigned integer of NVML; what does not fit is all ones, as NVML marks an unknown value. */
+unsigned long long whole(double value);
 
 /* A planted code for a field, else the code as it is. */
 nvmlReturn_t call_entry_code(const struct call *call, unsigned int field, nvmlReturn_t code);
@@ -61,7 +65,7 @@ nvmlReturn_t handle_find(struct node *node, nvmlDevice_t device, struct gpu **gp
         code = begin(&call, #name, device);                                                                          \
         if (code != NVML_SUCCESS)                                                                                    \
             return code;                                                                                             \
-        *value = (type)call_value(&call, 0, (double)(expression));                                                   \
+        *value = (type)whole(call_value(&call, 0, (double)(expression)));                                            \
         return call_end(&call, NVML_SUCCESS);                                                                        \
     }
 #define GETTER(name, type, expression) GETTER_BY(call_begin, name, type, expression)

@@ -19,7 +19,7 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
     if (call.gpu->mig)
         return call_end(&call, NVML_ERROR_NOT_SUPPORTED);
     reading = gpu_read(call.gpu, call.now_ns);
-    utilization->gpu = (unsigned int)call_value(&call, 0, reading.busy ? 100 : 0);
+    utilization->gpu = (unsigned int)whole(call_value(&call, 0, reading.busy ? 100 : 0));
     utilization->memory = (unsigned int)lround(100 * reading.rate[COPY_ACTIVE]);
     return call_end(&call, NVML_SUCCESS);
 }
@@ -36,7 +36,8 @@ nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, nvmlClockType_t type, u
 
     if (code != NVML_SUCCESS)
         return code;
-    *clock = (unsigned int)call_value(&call, 0, type == NVML_CLOCK_MEM ? MEMORY_CLOCK_MHZ : sm_clock_mhz(&call));
+    *clock = (unsigned int)whole(
+        call_value(&call, 0, type == NVML_CLOCK_MEM ? MEMORY_CLOCK_MHZ : sm_clock_mhz(&call)));
     return call_end(&call, NVML_SUCCESS);
 }
 

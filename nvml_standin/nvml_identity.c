@@ -97,7 +97,7 @@ nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
 
     if (code != NVML_SUCCESS)
         return code;
-    *count = (unsigned int)call_value(&call, 0, visible_gpus(call.node->state));
+    *count = (unsigned int)whole(call_value(&call, 0, visible_gpus(call.node->state)));
     return call_end(&call, NVML_SUCCESS);
 }
 

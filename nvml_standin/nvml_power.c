@@ -181,10 +181,10 @@ static nvmlReturn_t fill_field(const struct call *call, nvmlFieldValue_t *field)
     value = call_value(call, field->fieldId, value);
     if (field->fieldId == NVML_FI_DEV_ENERGY || field->fieldId == NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION) {
         field->valueType = NVML_VALUE_TYPE_UNSIGNED_LONG_LONG;
-        field->value.ullVal = (unsigned long long)value;
+        field->value.ullVal = whole(value);
     } else {
         field->valueType = NVML_VALUE_TYPE_UNSIGNED_INT;
-        field->value.uiVal = (unsigned int)value;
+        field->value.uiVal = (unsigned int)whole(value);
     }
     return NVML_SUCCESS;
 }

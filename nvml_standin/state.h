@@ -136,7 +136,7 @@ struct gpu {
 enum fault_kind {
     FAULT_CODE = 0,    /* answer `code`, do nothing */
     FAULT_SILENT = 1,  /* answer success, do nothing (setters) */
-    FAULT_APPLIED = 2, /* do it, then answer `code` */
+    FAULT_APPLIED = 2, /* do it, then answer `code`, late by delay_us */
     FAULT_DELAY = 3,   /* sleep, then do it */
     FAULT_CRASH = 4,   /* SIGSEGV inside the call */
     FAULT_VALUE = 5,   /* answer success with `value` (getters of one number, and fields) */

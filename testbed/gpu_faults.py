@@ -29,6 +29,12 @@ from .standin import (
 SETTER: Final = "nvmlDeviceSetPowerManagementLimit"
 SETTER_V2: Final = "nvmlDeviceSetPowerManagementLimit_v2"
 GETTER: Final = "nvmlDeviceGetPowerManagementLimit"
+LIMIT_GETTERS: Final = (
+    GETTER,
+    "nvmlDeviceGetPowerManagementDefaultLimit",
+    "nvmlDeviceGetPowerManagementLimitConstraints",
+    "nvmlDeviceGetEnforcedPowerLimit",
+)
 POWER: Final = "nvmlDeviceGetPowerUsage"
 ENERGY: Final = "nvmlDeviceGetTotalEnergyConsumption"
 FIELDS: Final = "nvmlDeviceGetFieldValues"
@@ -254,7 +260,14 @@ _TABLE: Final = (
         {"set": _answer(Code.NO_PERMISSION, SETTER, SETTER_V2)},
         by_test="or start the client with PFI_STANDIN_EUID=1000",
     ),
-    Fault(7, "set unsupported", {"set": _answer(Code.NOT_SUPPORTED, SETTER, SETTER_V2)}),
+    Fault(
+        7,
+        "set unsupported",
+        {
+            "set": _answer(Code.NOT_SUPPORTED, SETTER, SETTER_V2),
+            "no power management": _answer(Code.NOT_SUPPORTED, SETTER, SETTER_V2, *LIMIT_GETTERS),
+        },
+    ),
     Fault(
         8,
         "out of range, or the range shrank",
@@ -272,7 +285,8 @@ _TABLE: Final = (
         {
             "timeout": _meet(SETTER, FaultKind.APPLIED, code=Code.TIMEOUT),
             "unknown": _meet(SETTER, FaultKind.APPLIED, code=Code.UNKNOWN),
-            "late": _meet(SETTER, FaultKind.DELAY, delay_s=5.0),
+            "hangs": _meet(SETTER, FaultKind.APPLIED, delay_s=HANG_S),
+            "applied late": _meet(SETTER, FaultKind.DELAY, delay_s=5.0),
         },
     ),
     Fault(

@@ -65,7 +65,7 @@ class FaultKind(IntEnum):
     SILENT = 1
     """Answer success and do nothing (setters only)."""
     APPLIED = 2
-    """Do it, then answer the code."""
+    """Do it, then answer the code (0: success), late by the delay or until the fault is cleared."""
     DELAY = 3
     """Sleep first, then do it."""
     CRASH = 4
@@ -348,7 +348,7 @@ class Node:
     def clear_faults(self) -> None:
         """Remove planted faults and all that makes a GPU answer wrongly: sticky codes, hidden, init code, pids,
         resident_pid, energy_offset_mj, no_gpm, gpm_zeroes, orphan_hang_ms. What a GPU is (limits, MIG, clocks, sensor,
-        order) stays. Calls that hang go on."""
+        order) stays. Calls that hang come back."""
         _check(self._library.pfi_clear_faults(self._handle), self.node_dir, "clear faults")
 
     def faults_fired(self) -> int:

@@ -330,6 +330,31 @@ def test_10_11_12_13_what_became_of_a_set(node: Node, nvml: NvmlProcess) -> None
     assert nvml(ENFORCED.format(3)) == 404_999
 
 
+def test_11_a_set_is_applied_and_the_answer_does_not_come(node: Node, nvml: NvmlProcess) -> None:
+    plant(node, 11, gpu=1, variant="hangs")
+    with NvmlProcess(node.node_dir) as stuck:
+        stuck.send(SET.format(1, 400_000))
+        wait_until(lambda: node.faults_fired() == 1, "the set has begun")
+        wait_until(lambda: bool(nvml(REQUESTED.format(1)) == 400_000), "it is applied")
+        assert not stuck.has_answered(0.05)
+        node.clear_faults()
+        assert stuck.receive() is None
+
+
+def test_7_a_device_without_power_management(node: Node, nvml: NvmlProcess) -> None:
+    plant(node, 7, gpu=1, variant="no power management")
+    for call in (SET.format(1, 400_000), REQUESTED.format(1), ENFORCED.format(1)):
+        assert code_of(nvml, call) == Code.NOT_SUPPORTED
+    assert nvml(POWER.format(1)) > 0
+
+
+def test_a_value_that_does_not_fit_is_all_ones(node: Node, nvml: NvmlProcess) -> None:
+    for function in ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption"):
+        node.fault(function, FaultKind.VALUE, gpu=1, value=-1)
+    assert nvml(POWER.format(1)) == 2**32 - 1
+    assert nvml(ENERGY.format(1)) == 2**64 - 1
+
+
 def test_14_15_16_others_limit_too(node: Node, nvml: NvmlProcess) -> None:
     nvml(SET.format(1, 400_000))
     plant(node, 14, gpu=1)
