@@ -9,9 +9,9 @@ PY := $(VENV)/bin/python
 # Which jobs the demo runs: one or two.
 MIX ?= one
 # Debian's packages by name: Slurm and munge for the real cluster, slurmdbd and its database for a cluster with accounting,
-# a compiler for plugin and stand-in.
+# a compiler for plugin and stand-in, systemd-analyze for the units and strace for what they allow.
 APT_PACKAGES := python3 python3-venv gcc libc6-dev make slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libslurm-dev \
-	slurmdbd mariadb-server
+	slurmdbd mariadb-server systemd strace
 
 .PHONY: help demo test hardware-checks lint bench science screenshots mutants clean setup system native
 
