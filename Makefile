@@ -46,6 +46,9 @@ lint: setup
 
 bench: setup
 	$(PY) -m bench.prolog
+	$(PY) -m bench.agent
+	$(PY) -m bench.device
+	$(PY) -m bench.chaos
 	$(PY) -m bench.controller
 	$(PY) -m bench.solve
 	$(PY) -m bench.learner

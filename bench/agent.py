@@ -71,6 +71,15 @@ def start_bare(node: LoneNode) -> subprocess.Popen[bytes]:
     )
 
 
+def calls_of(*nodes: LoneNode) -> list[int]:
+    """How many NVML calls each node has answered: each of them met the planted delay."""
+    fired = []
+    for node in nodes:
+        with gpus.Node(node.sim) as sim:
+            fired.append(sim.faults_fired())
+    return fired
+
+
 async def measure(folder: Path, seconds: float) -> dict[str, float]:
     """Both side by side for ``seconds``."""
     node, other = LoneNode(folder, n_gpus=N_GPUS), LoneNode(folder, name="bare", n_gpus=N_GPUS)
@@ -88,9 +97,10 @@ async def measure(folder: Path, seconds: float) -> dict[str, float]:
                     sim.fault("*", gpus.FaultKind.DELAY, delay_s=CALL_S)
             await asyncio.sleep(SETTLE_S)
             began_s, first, bare_first = time.monotonic(), cost(agent.pid), cost(bare.pid)
-            reports = len(commander.reports)
+            reports, calls = len(commander.reports), calls_of(node, other)
             await asyncio.sleep(seconds)
             took_s, last, bare_last = time.monotonic() - began_s, cost(agent.pid), cost(bare.pid)
+            made = [after - before for after, before in zip(calls_of(node, other), calls, strict=True)]
             said = len(commander.reports) - reports
             if said < 0.9 * took_s:
                 raise SystemExit(f"{said} reports in {took_s:.0f} s: the agent does not read every second")
@@ -109,6 +119,8 @@ async def measure(folder: Path, seconds: float) -> dict[str, float]:
         "call_ms": CALL_S * 1000,
         "seconds": round(took_s, 1),
         "reports": said,
+        "nvml_calls_per_s": round(made[0] / took_s, 1),
+        "bare_nvml_calls_per_s": round(made[1] / took_s, 1),
     }
 
 
