@@ -16,8 +16,8 @@ from typing import Final
 import psutil
 import pytest
 
-from slurm_pfi.gpu.device import DeadlineError, DeviceFailure, DeviceSample, LibraryGoneError
 from slurm_pfi.gpu.codes import within as _within
+from slurm_pfi.gpu.device import DeadlineError, DeviceFailure, DeviceSample, LibraryGoneError
 from slurm_pfi.gpu.power import MAX_DRAW_MW as _MAX_DRAW_MW
 from slurm_pfi.gpu.power import MAX_ENERGY_MJ as _MAX_ENERGY_MJ
 from slurm_pfi.gpu.remote import RemoteGpuDevices

@@ -27,6 +27,8 @@ from .wire import Call, Frames, Reply, Request, SetLimit, pack, to_error
 _END_S: Final = 1.0
 """How long an ended process is waited for. One that is stuck in the driver outlives even SIGKILL."""
 
+_POLL_S: Final = 0.1
+
 _ENDED_BY_OTHERS: Final = (-signal.SIGKILL, -signal.SIGTERM, 0, 1)
 """Ends that say nothing against a call: killed from outside, ended by us, or by itself because the library is gone."""
 
@@ -149,6 +151,11 @@ class NvmlProcess(asyncio.Protocol):
         """Lanes in which a call hangs."""
         return {call.ask.lane for call in self._in_flight.values() if call.late}
 
+    @property
+    def hangs_in_set(self) -> bool:
+        """Whether a set hangs, which may still come into force."""
+        return any(call.ask.sets and call.late for call in self._in_flight.values())
+
     def ask(self, asks: Iterable[Ask], deadline_s: float) -> list[asyncio.Future[Outcome]]:
         """Send these calls at once. Each future gets its outcome, at the deadline at the latest: DeadlineError."""
         until_ns = time.monotonic_ns() + round(deadline_s * 1e9)
@@ -166,11 +173,18 @@ class NvmlProcess(asyncio.Protocol):
             self._transport.write(b"".join(frames))
         return futures
 
-    async def drained(self, patience_s: float) -> None:
-        """Wait for the calls under way that do not hang."""
+    async def drained(self) -> None:
+        """Wait for the calls under way; each has its deadline."""
         waiting = [call.future for call in self._in_flight.values() if not call.late]
         if waiting:
-            await asyncio.wait(waiting, timeout=patience_s)
+            await asyncio.wait(waiting)
+
+    async def comes_back(self, patience_s: float) -> bool:
+        """Wait for the calls that hang; False if one does not come back, or the process ends."""
+        until_s = self._loop.time() + patience_s
+        while self.late_lanes and self._loop.time() < until_s:
+            await asyncio.sleep(_POLL_S)
+        return not self.late_lanes and not self._buried.is_set()
 
     async def end(self) -> bool:
         """Close its input, so that it ends by itself and lets go of every handle; then make sure. As ``kill``."""

@@ -51,7 +51,7 @@ class RemoteGpuDevices:
             may_replace=may_replace,
         )
         self._listing = asyncio.Lock()
-        self._uuid_at: dict[tuple[int, int], GpuId] = {}
+        self._uuid_at: dict[tuple[int | None, int, int], GpuId] = {}
         self._known: dict[GpuId, None] = {}
 
     @property
@@ -66,7 +66,10 @@ class RemoteGpuDevices:
         """
         async with self._listing:
             count = (await self._ask(Ask(Count()))).count or 0
-            outcomes = await self._supervisor.ask([self._describe(count, index) for index in range(count)])
+            # Indices are those of one process: a new one may find the devices in another order.
+            pid = self.pid
+            places = [(pid, count, index) for index in range(count)]
+            outcomes = await self._supervisor.ask([self._describe(place) for place in places])
         infos: list[DeviceInfo] = []
         failures: list[DeviceFailure] = []
         error: DeviceError | None = None
@@ -76,7 +79,7 @@ class RemoteGpuDevices:
                 failures.append(_failure(error, where=f"device {index} of {count}: "))
             elif outcome.info is not None:
                 infos.append(outcome.info)
-                self._uuid_at[count, index] = outcome.info.uuid
+                self._uuid_at[places[index]] = outcome.info.uuid
         if isinstance(error, LibraryGoneError) and not infos:
             raise error
         self._known.update(dict.fromkeys(info.uuid for info in infos))
@@ -108,11 +111,10 @@ class RemoteGpuDevices:
         """Release for good. A process that is stuck in the driver is left to the kernel."""
         await self._supervisor.close()
 
-    def _describe(self, count: int, index: int) -> Ask:
+    def _describe(self, place: tuple[int | None, int, int]) -> Ask:
         # A device that hangs cannot say who it is; then the one that was there last time is held back.
-        return Ask(
-            Describe(index=index), device=self._uuid_at.get((count, index), ""), place=f"{index} of {count}"
-        )
+        _, count, index = place
+        return Ask(Describe(index=index), device=self._uuid_at.get(place, ""), place=f"{index} of {count}")
 
     async def _ask(self, ask: Ask) -> Reply:
         (outcome,) = await self._supervisor.ask([ask])

@@ -14,10 +14,9 @@ of its own, so that it harms no other.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from .backoff import BackOff
 from .device import DeadlineError, DeviceError, LibraryGoneError
@@ -25,8 +24,13 @@ from .process import Ask, NvmlProcess, Outcome
 from .wire import Count, Describe, TakeSample
 
 _MOST_STUCK: Final = 3
+_LINGER_S: Final = 60.0
+"""How long a process in which a reading hangs is left to end by itself once another serves."""
+
 _TAKE_OVER_S: Final = 30.0
 """How long a new process waits for its moment to take over before the device is held back again."""
+
+_NO_MOMENT: Final = DeadlineError("it answers again, but other GPUs have waited for their caps too long")
 
 _QUIET_POLL_S: Final = 0.02
 
@@ -68,6 +72,7 @@ class Supervisor:
         self._all_hung = False
         self._troubles: dict[str, _Trouble] = {}
         self._stuck: list[NvmlProcess] = []
+        self._others: set[NvmlProcess] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -101,14 +106,15 @@ class Supervisor:
     async def release(self) -> None:
         """End every process: that lets go of all handles. The next call starts anew and blames nobody."""
         async with self._starting:
-            for trouble in self._troubles.values():
-                if trouble.trial is not None:
-                    trouble.trial.cancel()
+            tasks = tuple(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._troubles.clear()
             if self._serving is not None:
-                serving, self._serving = self._serving, None
-                self._run(self._end(serving, gently=True))
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+                self._others.add(self._serving)
+                self._serving = None
+            await asyncio.gather(*(self._end(process) for process in tuple(self._others)))
 
     async def close(self) -> None:
         """Release for good. A process that is stuck in the driver is left to the kernel."""
@@ -119,19 +125,13 @@ class Supervisor:
 
     def answered(self, process: NvmlProcess, ask: Ask, outcome: Outcome) -> None:
         """Its thread is free, also if it comes late: what hung is over."""
-        if isinstance(
-            outcome, LibraryGoneError
-        ):  # the process ends now, and a new one would soon hear the same
+        if isinstance(outcome, LibraryGoneError):
+            # The process ends now, and a new one would soon hear the same.
             self._library.fail(outcome)
             self._lose(process)
             return
         trouble = self._troubles.get(ask.lane)
-        if (
-            trouble is not None
-            and trouble.held
-            and trouble.trial is None
-            and self._is_free(process, ask.lane)
-        ):
+        if trouble is not None and process is self._serving and not self._hangs(ask.lane):
             trouble.held = False
         if isinstance(outcome, DeadlineError):
             return
@@ -173,9 +173,6 @@ class Supervisor:
             for ask in asks:
                 self._blame(ask)
 
-    def _is_free(self, process: NvmlProcess, lane: str) -> bool:
-        return process is self._serving and lane in process.lanes and lane not in process.late_lanes
-
     def _blame(self, ask: Ask) -> _Trouble:
         trouble = self._troubles.setdefault(ask.lane, _Trouble(BackOff(self._first_back_off_s), ask))
         if ask.sets:
@@ -198,7 +195,8 @@ class Supervisor:
         error = trouble.back_off.error
         why = trouble.back_off.held()
         if not why:
-            if trouble.trial is None and self._may_replace():
+            room = len(self._others) + len(self._stuck) < _MOST_STUCK
+            if trouble.trial is None and room and self._may_replace():
                 trouble.trial = self._run(self._try_again(ask.lane, trouble))
             why = f"{error} ({'being tried again' if trouble.trial else 'next try when other GPUs have their caps'})"
         return (type(error) if error is not None else DeadlineError)(why, uuid=ask.uuid, asked=False)
@@ -235,67 +233,82 @@ class Supervisor:
 
     async def _try_again(self, lane: str, trouble: _Trouble) -> None:
         """Try a device that was held back in a process of its own, and let that take over where it must."""
-        process: NvmlProcess | None = None
         try:
             process = await self._start()
-            (outcome,) = await asyncio.gather(*process.ask([_probe(trouble.ask)], self._deadline_s))
-            if isinstance(outcome, DeadlineError | LibraryGoneError):
-                trouble.back_off.fail(outcome)
-                return
-            serving = self._serving
-            if serving is not None and lane in serving.late_lanes and not await self._quiet():
-                trouble.back_off.fail(DeadlineError(f"{trouble.back_off.error}, other GPUs had no caps yet"))
-                return
-            old = self._serving
-            if old is None or lane in old.late_lanes:
-                process.listener, self._serving = self, process
-                process = None
-                if old is not None:
-                    await asyncio.shield(self._run(self._retire(old)))
-            trouble.held = False
         except LibraryGoneError as error:
             trouble.back_off.fail(error)
-        finally:
             trouble.trial = None
-            if process is not None:
-                await self._end(process)
+            return
+        self._others.add(process)
+        if await self._answers(process, trouble):
+            if not self._hangs(lane):
+                trouble.held = False
+            elif await self._quiet():
+                await self._take_over(process)
+                trouble.held = False
+            else:
+                trouble.back_off.fail(_NO_MOMENT)
+        trouble.trial = None
+        if process is not self._serving:
+            self._run(self._let_go(process, 0.0))
+
+    async def _answers(self, process: NvmlProcess, trouble: _Trouble) -> bool:
+        """Whether the device answers a reading there, if only before it would be tried again anyway."""
+        (outcome,) = await asyncio.gather(*process.ask([_probe(trouble.ask)], self._deadline_s))
+        if not isinstance(outcome, DeadlineError | LibraryGoneError):
+            return True
+        trouble.back_off.fail(outcome)
+        return isinstance(outcome, DeadlineError) and await process.comes_back(trouble.back_off.left_s)
+
+    def _hangs(self, lane: str) -> bool:
+        """Whether the process that serves has a thread stuck there, or there is none at all."""
+        return self._serving is None or lane in self._serving.late_lanes
 
     async def _quiet(self) -> bool:
         """Wait for a moment in which the serving process can be replaced; False if there is none."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_TAKE_OVER_S):
-                while (self._serving is not None and self._serving.setting) or not self._may_replace():
-                    await asyncio.sleep(_QUIET_POLL_S)
-                return True
-        return False
+        until_s = asyncio.get_running_loop().time() + _TAKE_OVER_S
+        while self._serving is not None and (self._serving.setting or not self._may_replace()):
+            if asyncio.get_running_loop().time() > until_s:
+                return False
+            await asyncio.sleep(_QUIET_POLL_S)
+        return True
 
-    async def _retire(self, old: NvmlProcess) -> None:
-        """It hangs for one device at least; readings of the others that are under way may end."""
-        await old.drained(self._deadline_s)
-        await self._end(old, gently=True)
+    async def _take_over(self, process: NvmlProcess) -> None:
+        """From now on this process serves."""
+        old, self._serving = self._serving, process
+        process.listener = self
+        self._others.discard(process)
+        if old is None:
+            return
+        self._others.add(old)
+        letting_go = self._run(self._let_go(old, _LINGER_S))
+        if old.hangs_in_set:  # before it is gone, its set may come into force after a newer one
+            await asyncio.wait([letting_go])
+
+    async def _let_go(self, process: NvmlProcess, patience_s: float) -> None:
+        """End a process that serves no more. One killed inside a call may leave the calls of others hanging."""
+        await process.drained()
+        if not process.hangs_in_set:
+            await process.comes_back(patience_s)
+        await self._end(process)
 
     # --------------------------------------------------------------------------------------------- ends
 
     def _lose(self, process: NvmlProcess) -> None:
         if process is self._serving:
             self._serving = None
+        self._others.add(process)
         self._run(self._end(process))
 
-    async def _end(self, process: NvmlProcess, *, gently: bool = False) -> None:
-        """End it, whatever happens to us meanwhile; remember it if even the kernel cannot."""
+    async def _end(self, process: NvmlProcess) -> None:
+        """End it; remember it if even the kernel cannot."""
+        gone = await (process.kill() if process.late_lanes else process.end())
+        self._others.discard(process)
+        if not gone:
+            self._stuck.append(process)
 
-        async def end() -> None:
-            if not await (process.end() if gently else process.kill()):
-                self._stuck.append(process)
-
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.shield(end())
-
-    def _run(self, work: Awaitable[None]) -> asyncio.Task[None]:
-        async def run() -> None:
-            await work
-
-        task = asyncio.create_task(run())
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
