@@ -11,9 +11,10 @@ const struct fault *fault_take(struct state *state, const char *function, int gp
 {
     while (*from < MAX_FAULTS) {
         struct fault *fault = &state->fault[(*from)++];
-        bool named = strcmp(fault->function, function) == 0 || strcmp(fault->function, "*") == 0;
 
-        if (fault->function[0] == '\0' || !named || (fault->gpu != -1 && fault->gpu != gpu) || fault->count == 0)
+        if (fault->function[0] == '\0' || fault->count == 0 || (fault->gpu != -1 && fault->gpu != gpu))
+            continue;
+        if (strcmp(fault->function, function) != 0 && strcmp(fault->function, "*") != 0)
             continue;
         if (fault->after > 0) {
             fault->after--;
@@ -21,7 +22,7 @@ const struct fault *fault_take(struct state *state, const char *function, int gp
         }
         if (fault->count > 0)
             fault->count--;
-        fault->fired++;
+        state->faults_fired++;
         return fault;
     }
     return NULL;

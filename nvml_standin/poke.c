@@ -164,6 +164,13 @@ int pfi_poke(struct node *node, int gpu, const char *what, double value)
     return result;
 }
 
+/* A spent fault makes room, unless somebody may still be hanging in it. */
+static bool is_free(const struct fault *fault)
+{
+    return fault->function[0] == '\0' ||
+           (fault->count == 0 && fault->kind != FAULT_HANG && fault->kind != FAULT_APPLIED);
+}
+
 int pfi_fault(struct node *node, const struct pfi_fault_spec *spec)
 {
     int result = -ENOSPC;
@@ -177,7 +184,7 @@ int pfi_fault(struct node *node, const struct pfi_fault_spec *spec)
     node_lock(node);
     for (int i = 0; i < MAX_FAULTS; i++) {
         struct fault *fault = &node->state->fault[i];
-        if (fault->function[0] != '\0')
+        if (!is_free(fault))
             continue;
         *fault = (struct fault){
             .gpu = spec->gpu,
@@ -205,6 +212,7 @@ int pfi_clear_faults(struct node *node)
         return -EPERM;
     node_lock(node);
     memset(node->state->fault, 0, sizeof node->state->fault);
+    node->state->faults_fired = 0;
     node->state->init_code = 0;
     for (uint32_t i = 0; i < node->state->n_gpus; i++) {
         struct gpu *gpu = &node->state->gpu[i];
@@ -224,11 +232,10 @@ int pfi_clear_faults(struct node *node)
 /* How many times any planted fault was met since they were last cleared. */
 int64_t pfi_faults_fired(struct node *node)
 {
-    int64_t fired = 0;
+    int64_t fired;
 
     node_lock(node);
-    for (int i = 0; i < MAX_FAULTS; i++)
-        fired += node->state->fault[i].fired;
+    fired = node->state->faults_fired;
     node_unlock(node);
     return fired;
 }

@@ -154,7 +154,6 @@ struct fault {
     int32_t field; /* FAULT_VALUE and FAULT_ENTRY: a field id, 0: every field */
     int64_t delay_us;
     double value;
-    int64_t fired;
     uint64_t serial; /* tells it from a later one in the same slot */
 };
 
@@ -178,6 +177,7 @@ struct state {
     char model[NAME_LEN];
     struct client client[MAX_CLIENTS];
     struct fault fault[MAX_FAULTS];
+    int64_t faults_fired; /* since they were last cleared */
     uint64_t n_events; /* ever posted; the ring holds the last MAX_EVENTS */
     struct event event[MAX_EVENTS];
     struct gpu gpu[MAX_GPUS];

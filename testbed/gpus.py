@@ -265,7 +265,7 @@ class Node:
             self._handle = None
 
     def snapshot(self) -> list[GpuState]:
-        """All GPUs at one instant, in NVML order."""
+        """All GPUs at one instant, in PCI order: NVML's, unless a test turned that."""
         count = _check(
             self._library.pfi_snapshot(self._handle, self._views, MAX_GPUS), self.node_dir, "read the node"
         )
@@ -386,7 +386,7 @@ def _state(view: GpuView) -> GpuState:
 
 
 def snapshot(node_dir: Path) -> list[GpuState]:
-    """All GPUs of a node at one instant, in NVML order."""
+    """All GPUs of a node at one instant, in PCI order."""
     with Node(node_dir) as node:
         return node.snapshot()
 

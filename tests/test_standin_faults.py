@@ -355,6 +355,16 @@ def test_a_value_that_does_not_fit_is_all_ones(node: Node, nvml: NvmlProcess) ->
     assert nvml(ENERGY.format(1)) == 2**64 - 1
 
 
+def test_spent_faults_make_room_and_still_count(node: Node, nvml: NvmlProcess) -> None:
+    for number in range(200):
+        node.fault("nvmlDeviceGetPowerUsage", code=Code.UNKNOWN, gpu=1, count=1)
+        assert code_of(nvml, POWER.format(1)) == Code.UNKNOWN, number
+    assert node.faults_fired() == 200
+    with pytest.raises(OSError, match="plant a fault"):
+        for _ in range(65):
+            node.fault("nvmlDeviceGetPowerUsage")
+
+
 def test_14_15_16_others_limit_too(node: Node, nvml: NvmlProcess) -> None:
     nvml(SET.format(1, 400_000))
     plant(node, 14, gpu=1)
