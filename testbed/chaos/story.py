@@ -8,13 +8,14 @@ import time
 from typing import Final
 
 from .commander import Commander
-from .node import AgentEndedError, ChaosNode, wait_until
+from .node import AgentEndedError, ChaosError, ChaosNode, wait_until
 from .record import Step
 
 _NS: Final = 1_000_000_000
 _CAPS_MW: Final = tuple(range(200_000, 700_001, 50_000))
 _REST_EVERY: Final = 25
 _RESTART_S: Final = 0.1
+_MOST_ENDS: Final = 20
 
 
 class Story:
@@ -24,6 +25,7 @@ class Story:
         self.node, self.commander = node, commander
         self._draw = random.Random(seed)
         self._closes_ns: int | None = None
+        self._ends_in_a_row = 0
 
     @property
     def kills(self) -> int:
@@ -55,6 +57,9 @@ class Story:
     async def _ended_by_itself(self) -> None:
         """As when a restorer that has just begun holds the node: the service manager starts it again."""
         self.node.ended_by_itself += 1
+        self._ends_in_a_row += 1
+        if self._ends_in_a_row > _MOST_ENDS:
+            raise ChaosError(f"{self.node.name}: the agent does not stay up; see {self.node.log}")
         await self.node.collect()
         self.commander.forget(self.node)
         await asyncio.sleep(_RESTART_S)
@@ -83,6 +88,7 @@ class Story:
             await self._end_agent()
             return
         await self.commander.until(self.node, lambda report: report.gpus, "GPUs listed")
+        self._ends_in_a_row = 0
         for _ in range(draw.randint(1, 4)):
             self._order()
             await asyncio.sleep(self._moment_s())
