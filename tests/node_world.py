@@ -139,6 +139,8 @@ class World:
                     self.jobs.pop(f"{action.run.job_id}.{action.run.restart}", None)
                 case m.LeaveRestorer():
                     self.restore_at_ns = action.at_ns
+                case m.FreeDevices():
+                    follow.append(m.DevicesFreed())
                 case m.Exit():
                     self.exited = True
         for event_ in follow:

@@ -35,10 +35,11 @@ from .messages import (
 from .notify import notify, reloading, status, summary, watchdog_period_s
 from .paths import BUS_SOCKET, NodePaths
 from .plan import HeldPlan
-from .progress import JobFinder, ProgressSocket
+from .progress_socket import ProgressSocket
 from .report import build_report, gpu_fault
 from .restorer import leave
 from .runtime import Runtime, wait_until
+from .sender import JobFinder
 from .setup import commanders, settings_of
 from .state import State
 from .watch import FolderWatch
@@ -191,7 +192,7 @@ class Agent:
             if self._ignored.get(name) != why:
                 self._log.warning("job file ignored", name=name, why=why)
         self._ignored = ignored
-        self.runtime.progress.keep_only({file.job_id for file in files})
+        self._progress.expect(files)
         self.runtime.feed(FaultChanged(what="jobs", text=""))
         self.runtime.feed(JobFilesRead(files=files))
 
@@ -232,16 +233,20 @@ class Agent:
         except OSError as error:  # it restores all the same
             self._log.error("the release is forgotten when the agent restarts", why=error)
         self.runtime.feed(ReleaseAsked())
-        done = await wait_until(self.runtime, _all_rest, _RELEASE_S)
+        freed = await wait_until(self.runtime, lambda state: state.freed, _RELEASE_S)
         state = self.runtime.state
-        if not done:
+        if not freed or not _all_rest(state):
             left = [
                 f"{gpu.uuid} ({gpu.set_fault or gpu.blocked or gpu.read_fault or 'waiting'})"
                 for gpu in state.gpus.values()
                 if gpu.current_mw is not None or gpu.pending is not None
             ]
-            return refusal(f"not restored yet, still being tried: {', '.join(left)}", exit_code=NO)
-        message = f"{self._node} released: every GPU is at its prior limit; 'slurm-pfi node resume' ends it"
+            how = "not restored; the GPUs are free for a reset" if freed else "not restored yet, still being tried"
+            return refusal(f"{how}: {', '.join(left)}", exit_code=NO)
+        message = (
+            f"{self._node} released: every GPU is at its prior limit and free for a reset; "
+            "'slurm-pfi node resume' ends it"
+        )
         return Reply(ok=True, message=message)
 
     def _status(self) -> dict[str, Any]:

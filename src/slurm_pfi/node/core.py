@@ -14,11 +14,13 @@ from .limits import LeaveForeign, Record, Rest, Set, Wanted, decide, wanted
 from .messages import (
     Action,
     Connected,
+    DevicesFreed,
     DevicesListed,
     DevicesUnavailable,
     Event,
     Exit,
     FaultChanged,
+    FreeDevices,
     JobFilesRead,
     LeaveRestorer,
     ListDevices,
@@ -67,11 +69,11 @@ def next_deadline_ns(state: State, now_ns: int) -> int:
     if state.stopping_ns is not None:  # all else has ended
         return max(now_ns, state.stopping_ns + state.settings.stop_ns)
     due: list[int | None] = []
-    if not state.listing:
+    if not state.listing and not state.freeing:
         due.append(state.relist_at_ns)
-    if state.gpus and not state.sampling:
+    if state.gpus and not state.sampling and not state.freeing:
         due.append(state.sample_due_ns)
-    if not state.quick_sampling:
+    if not state.quick_sampling and not state.freeing:
         due.append(state.quick_due_ns)
     if state.connected and _knows_itself(state):
         due.append(state.report_due_ns)
@@ -117,10 +119,9 @@ def _take_in(turn: Turn, event: Event) -> None:  # noqa: PLR0912 - one case for 
         case ReleaseAsked():
             _release(turn)
         case ResumeAsked():
-            if turn.state.released:
-                turn.change(released=False)
-                turn.audit("resumed", reason="asked for by the admin")
-                turn.report_soon()
+            _resume(turn)
+        case DevicesFreed():
+            _freed(turn)
         case Reconfigured():
             turn.change(settings=event.settings)
         case StopAsked():
@@ -130,13 +131,31 @@ def _take_in(turn: Turn, event: Event) -> None:  # noqa: PLR0912 - one case for 
 
 def _release(turn: Turn) -> None:
     """Everything back to its prior limit. The controller hears of it first, so that it can count with it."""
-    turn.change(released=True, held=None, held_from_file=False)
+    turn.change(released=True, released_ns=turn.now_ns, held=None, held_from_file=False)
     turn.audit("released", reason="asked for by the admin")
     turn.do(SavePlan(held=None))
     # A GPU in back-off is tried at once: a person is waiting.
     turn.change(gpus={uuid: replace(gpu, retry_at_ns=0) for uuid, gpu in turn.state.gpus.items()})
     if turn.state.connected:
         turn.send_report(turn.state.settings.report_ns)
+
+
+def _resume(turn: Turn) -> None:
+    if not turn.state.released:
+        return
+    # Meanwhile GPUs may have been reset, divided or replaced.
+    turn.change(released=False, freeing=False, freed=False, relist_at_ns=turn.now_ns)
+    turn.audit("resumed", reason="asked for by the admin")
+    turn.report_soon()
+
+
+def _freed(turn: Turn) -> None:
+    """What becomes of the limits from now on, we do not see."""
+    for uuid in turn.state.gpus if turn.state.freeing else ():
+        why = "released and let go of; 'slurm-pfi node resume' takes it up again"
+        turn.change_gpu(uuid, requested_mw=None, enforced_mw=None, draw_mw=None, read_fault=why)
+    turn.change(freed=turn.state.freeing)
+    turn.report_soon()
 
 
 # ------------------------------------------------------------------------------------------------ what is due
@@ -269,8 +288,28 @@ def _is_lowering(turn: Turn, gpu: Gpu) -> bool:
     return turn.now_ns - pending.since_ns < turn.state.settings.settle_ns or not pending.settling
 
 
+def _may_free(state: State, now_ns: int) -> bool:
+    """Released, every GPU at rest (or given up, as it cannot be read), and no question under way."""
+    if not state.released or not state.listed or state.listing or state.sampling or state.quick_sampling:
+        return False
+    late = now_ns - state.released_ns >= state.settings.release_ns
+    return all(
+        gpu.pending is None and (gpu.current_mw is None or (late and _out_of_reach(gpu)))
+        for gpu in state.gpus.values()
+    )
+
+
+def _out_of_reach(gpu: Gpu) -> bool:
+    return gpu.requested_mw is None or gpu.settable is False or bool(gpu.blocked)
+
+
 def _ask_devices(turn: Turn, period_ns: int) -> None:
     state = turn.state
+    if not state.freeing and _may_free(state, turn.now_ns):
+        turn.change(freeing=True)
+        turn.do(FreeDevices())
+    if turn.state.freeing:
+        return  # a question would take them up again, and a reset would wait for us
     if not state.listing and turn.now_ns >= state.relist_at_ns:
         quiet = turn.now_ns - state.list_asked_ns >= state.settings.survey_ns
         turn.change(listing=True, list_asked_ns=turn.now_ns, relists=0 if quiet else state.relists + 1)

@@ -12,7 +12,7 @@ from ..gpu.identity import HostIdentity, IdentityError
 from ..gpu.journal import Journal, JournalEntry, JournalError, Missing, Stale, Unreadable
 from ..gpu.mapping import Unresolved, resolve
 from ..model import GpuId
-from .messages import DevicesListed, DevicesUnavailable, Sampled, SetDone, SetFailed
+from .messages import DevicesFreed, DevicesListed, DevicesUnavailable, Sampled, SetDone, SetFailed
 
 IN_DOUBT = frozenset({"DeadlineError", "LibraryGoneError", "UnknownDeviceError"})
 LASTING = frozenset({"PermissionDeniedError", "UnsupportedError"})
@@ -23,6 +23,7 @@ class Hardware:
     """GPUs and the record of their limits. ``identity`` and ``gres_files`` are read anew at each listing.
 
     ``gres_files`` gives the device file of each position in gres.conf, or a text that says why it cannot.
+    ``may_replace``, set by who knows, says whether a process that serves GPUs may be replaced for one that hangs.
     """
 
     devices: GpuDevices
@@ -30,6 +31,7 @@ class Hardware:
     identity: Callable[[], HostIdentity]
     gres_files: Callable[[], dict[int, str] | str]
     journal: Journal | None = None
+    may_replace: Callable[[], bool] = lambda: True
 
     async def look(self) -> DevicesListed | DevicesUnavailable:
         """Enumerate. Never raises for what a device, a driver or a file may do."""
@@ -78,6 +80,11 @@ class Hardware:
                 in_doubt=error.asked and kind in IN_DOUBT,
                 lasting=kind in LASTING,
             )
+
+    async def free(self) -> DevicesFreed:
+        """Let go of every GPU; the next question takes them up again."""
+        await self.devices.release()
+        return DevicesFreed()
 
     def _entries(
         self, infos: tuple[DeviceInfo, ...], identity: HostIdentity

@@ -123,6 +123,11 @@ class ResumeAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesFreed:
+    """No process of ours holds a GPU any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reconfigured:
     """The admin changed the config."""
 
@@ -148,6 +153,7 @@ Event: TypeAlias = (
     | Connected
     | ReleaseAsked
     | ResumeAsked
+    | DevicesFreed
     | Reconfigured
     | StopAsked
 )
@@ -219,6 +225,11 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FreeDevices:
+    """Let go of every GPU until one is asked for again; answered by DevicesFreed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveRestorer:
     """Leave a process behind that restores prior limits at this instant."""
 
@@ -239,6 +250,7 @@ Action: TypeAlias = (
     | SendReport
     | ListDevices
     | Sample
+    | FreeDevices
     | LeaveRestorer
     | Exit
 )

@@ -25,10 +25,12 @@ from .messages import (
     Action,
     Audit,
     Connected,
+    DevicesFreed,
     DevicesUnavailable,
     Event,
     Exit,
     FaultChanged,
+    FreeDevices,
     LeaveRestorer,
     ListDevices,
     RemoveJobFile,
@@ -42,8 +44,8 @@ from .messages import (
     WriteJournal,
 )
 from .paths import NodePaths
-from .progress import ProgressTable
-from .report import all_faults, gpu_fault
+from .progress import ProgressTable, RunKey
+from .report import all_faults, caps_are_current, gpu_fault
 from .state import Settings, State
 
 _LEAST_PAUSE_S: Final = 0.001
@@ -76,6 +78,7 @@ class Runtime:
         self.client: LocalClient | None = None
         self._paths = paths
         self._hardware = hardware
+        hardware.may_replace = lambda: caps_are_current(self.state)
         self._log = log
         self._leave_restorer = leave_restorer
         self._audit = AuditLog(
@@ -168,6 +171,8 @@ class Runtime:
                         action.uuids, quick=action.quick, activity=action.activity
                     )
                     self._start(self._answer(sampling, lost))
+                case FreeDevices():
+                    self._start(self._answer(self._hardware.free(), DevicesFreed()))
                 case _:
                     self._carry_out_file(action)
 
@@ -248,7 +253,7 @@ class Runtime:
         now_s = time.monotonic()
 
         def fill(run: RunReport) -> RunReport:
-            progress = self.progress.progress(run.run.job_id, run.uid, now_s)
+            progress = self.progress.progress(RunKey(run.run.job_id, run.run.restart), now_s)
             return run if progress is None else msgspec.structs.replace(run, progress=progress)
 
         return msgspec.structs.replace(report, runs=tuple(map(fill, report.runs)))

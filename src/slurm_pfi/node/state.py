@@ -43,6 +43,7 @@ class Settings:
     relist_ns: int = 30 * NS_PER_S
     survey_ns: int = 300 * NS_PER_S
     stop_ns: int = 3 * NS_PER_S
+    release_ns: int = 15 * NS_PER_S
     report_gap_ns: int = NS_PER_S // 100
 
     @property
@@ -162,6 +163,7 @@ class SeenRun:
 class State:
     """The whole agent. ``sent_ns`` holds the reports young enough to be answered by a plan.
 
+    ``released``: an admin has taken the node from us; then the GPUs are restored, ``freed`` and left alone.
     ``reverted`` counts caps found lifted, by cause; ``relists`` how often in a row the GPUs were listed
     without a quiet time in between.
     """
@@ -177,6 +179,9 @@ class State:
     held_from_file: bool = False
     highest_epoch: int = 0
     released: bool = False
+    released_ns: int = 0
+    freeing: bool = False
+    freed: bool = False
     stopping_ns: int | None = None
     stopped: bool = False
     listed: bool = False
@@ -204,7 +209,7 @@ class State:
     def relist_pause_ns(self) -> int:
         """How long trouble waits from one list of GPUs to the next: the longer the more often it asked for one."""
         settings = self.settings
-        return min(settings.relist_first_ns * 2 ** min(self.relists, 10), settings.relist_ns)
+        return min(settings.relist_first_ns << min(self.relists, 10), settings.relist_ns)
 
 
 def near(left_mw: int, right_mw: int) -> bool:
