@@ -153,6 +153,7 @@ class Agent:
         self._progress.close()
         await self._control.close()
         await self.runtime.close()
+        self._log.tell_repeated(all_of_it=True)
 
     # ------------------------------------------------------------------------------------------- job files
 
@@ -175,6 +176,7 @@ class Agent:
         """inotify may lose events, and the folder may be replaced: look at all of it now and then."""
         while True:
             await asyncio.sleep(self._config.times.rescan_s)
+            self._log.tell_repeated()
             if self._watch is not None:
                 with contextlib.suppress(OSError):
                     self._watch.watch(self._paths.jobs)

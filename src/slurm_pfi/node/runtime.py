@@ -18,6 +18,7 @@ from ..gpu.journal import JournalError
 from ..model import GpuId, Report, RunReport
 from ..store.audit import AuditLog
 from .core import initial_state, next_deadline_ns, step
+from .faultlines import FaultLines
 from .hardware import Hardware
 from .jobfile import remove_job_file
 from .log import Log
@@ -45,7 +46,7 @@ from .messages import (
 )
 from .paths import NodePaths
 from .progress import ProgressTable, RunKey
-from .report import all_faults, caps_are_current, gpu_fault
+from .report import caps_are_current
 from .state import Settings, State
 
 _LEAST_PAUSE_S: Final = 0.001
@@ -91,7 +92,7 @@ class Runtime:
         self._asked_s: dict[int, float] = {}
         self._failing_s: float | None = None
         self._not_journaled: dict[GpuId, str] = {}
-        self._said: dict[str, str] = {}
+        self._fault_lines = FaultLines(log)
 
     def feed(self, event: Event) -> None:
         """Take an event in, carry out what follows, and set the clock for what comes next."""
@@ -116,7 +117,7 @@ class Runtime:
                     pause_s = _AFTER_ERROR_S
         finally:
             self._feeding = False
-        self._say_faults()
+        self._fault_lines.say(self.state)
         self._arm(pause_s)
         self._start(self._tell_changed())
 
@@ -153,7 +154,7 @@ class Runtime:
             match action:
                 case Audit():
                     self._audit.write(action.event, action.fields)
-                    self._log.info(action.event, **action.fields)
+                    self._log.audited(action.event, action.fields)
                 case WriteJournal():
                     self._write_journal(action)
                 case SetLimit():
@@ -268,21 +269,6 @@ class Runtime:
         # loop.time() is CLOCK_MONOTONIC, as the core's nanoseconds are.
         due_s = next_deadline_ns(self.state, time.monotonic_ns()) / 1e9
         self._timer = loop.call_at(max(due_s, loop.time() + pause_s), self.feed, Tick())
-
-    def _say_faults(self) -> None:
-        """Log what has become wrong or right since the last event: one line for each change."""
-        now = {text: text for text in all_faults(self.state)}
-        for uuid, gpu in self.state.gpus.items():
-            fault = gpu_fault(self.state, gpu)
-            if fault:
-                now[uuid] = fault
-        for key, text in now.items():
-            if self._said.get(key) != text:
-                self._log.warning("fault", what=text if key == text else f"{key}: {text}")
-        for key, text in self._said.items():
-            if key not in now:
-                self._log.info("fault over", what=text if key == text else f"{key}: {text}")
-        self._said = now
 
 
 async def wait_until(runtime: Runtime, reached: Callable[[State], bool], deadline_s: float) -> bool:
