@@ -56,6 +56,11 @@ def gpu_fault(state: State, gpu: Gpu) -> str:
     return ""
 
 
+def caps_are_current(state: State) -> bool:
+    """Whether every GPU that can follow its plan does: no set of ours is under way or waited for."""
+    return all(gpu.pending is None or gpu_fault(state, gpu) for gpu in state.gpus.values())
+
+
 def runs_on(state: State, gpu: Gpu) -> tuple[Run, ...]:
     """The runs whose job files name this GPU."""
     return tuple(run for run, seen in state.runs.items() if gpu.uuid in seen.gpus)

@@ -25,12 +25,15 @@ _CLOSE_S: Final = 3.0
 
 def make_hardware(config: Config, node: str, paths: NodePaths) -> Hardware:
     """The real GPUs of this node, behind NVML in a child process."""
-    return Hardware(
-        devices=RemoteGpuDevices(deadline_s=config.times.device_deadline_s),
+    hardware = Hardware(
+        devices=RemoteGpuDevices(
+            deadline_s=config.times.device_deadline_s, may_replace=lambda: hardware.may_replace()
+        ),
         journal_folder=paths.journal,
         identity=lambda: identity_of(config, node),
         gres_files=lambda: gres_files(config, node),
     )
+    return hardware
 
 
 async def close_hardware(hardware: Hardware) -> None:
