@@ -12,9 +12,12 @@ from typing import Final, Protocol
 from slurm_pfi.gpu.device import GpuDevices, PermissionDeniedError, UnsupportedError
 from slurm_pfi.gpu.memory import MemoryGpu, MemoryGpuDevices
 from slurm_pfi.gpu.remote import RemoteGpuDevices
-from testbed.gpus import FaultKind, GpuModel, Node, create_node, nvml_environment
+from slurm_pfi.sim.physics import Workload
+from slurm_pfi.sim.standin import NodeGpus
+from testbed.gpus import FaultKind, GpuModel, Node, create_node, library_path, nvml_environment
 
 EFFECT_NS: Final = 50_000_000
+HANG_DEADLINE_S: Final = 1.0
 NO_PERMISSION, NOT_SUPPORTED, TIMEOUT, GPU_IS_LOST = 4, 3, 10, 15
 
 
@@ -33,12 +36,17 @@ class Rig(Protocol):
     def write_foreign(self, uuid: str, cap_mw: int) -> None: ...
     def limit_by_bmc(self, uuid: str, cap_mw: int) -> None: ...
     def hide_draw(self, uuid: str) -> None: ...
+    def hang(self, uuid: str) -> None: ...
+    def divide(self, uuid: str) -> None: ...
+    def hide_counters(self, uuid: str) -> None: ...
+    def work(self) -> None: ...
 
 
 class MemoryRig:
     def __init__(self) -> None:
         gpus = [MemoryGpu(uuid=f"GPU-{index:04x}", minor=7 - index, index=index) for index in range(8)]
         self.memory = MemoryGpuDevices(gpus, effect_delay_ns=EFFECT_NS)
+        self.memory.deadline_s = HANG_DEADLINE_S
         self.devices: GpuDevices = self.memory
         self.uuids = tuple(gpu.uuid for gpu in gpus)
 
@@ -69,11 +77,25 @@ class MemoryRig:
     def hide_draw(self, uuid: str) -> None:
         self.memory.gpus[uuid].demand_mw = None
 
+    def hang(self, uuid: str) -> None:
+        self.memory.hanging.add(uuid)
+
+    def divide(self, uuid: str) -> None:
+        self.memory.gpus[uuid].mig = True
+
+    def hide_counters(self, uuid: str) -> None:
+        self.memory.gpus[uuid].gpm = False
+
+    def work(self) -> None:
+        for gpu in self.memory.gpus.values():
+            gpu.demand_mw = 650_000
+
 
 class RemoteRig:
     def __init__(self, node: Node, devices: GpuDevices) -> None:
         self.node = node
         self.devices = devices
+        self.job: NodeGpus | None = None
         self.uuids = tuple(state.uuid for state in node.snapshot())
 
     def advance(self, nanoseconds: int) -> None:
@@ -104,6 +126,26 @@ class RemoteRig:
         for function in ("nvmlDeviceGetFieldValues", "nvmlDeviceGetPowerUsage"):
             self.node.fault(function, code=NOT_SUPPORTED, gpu=uuid)
 
+    def hang(self, uuid: str) -> None:
+        self.node.fault("*", FaultKind.HANG, gpu=uuid)
+
+    def divide(self, uuid: str) -> None:
+        self.node.poke("mig", 2, gpu=uuid)
+
+    def hide_counters(self, uuid: str) -> None:
+        self.node.poke("no_gpm", 1, gpu=uuid)
+
+    def work(self) -> None:
+        os.environ.setdefault("PFI_STANDIN_LIB", str(library_path()))
+        self.job = NodeGpus(self.node.node_dir, "1.0")
+        for uuid in self.uuids:
+            self.job.register(uuid, Workload(compute_share=0.9, kappa_w=500.0, memory_w=80.0))
+
+    def close(self) -> None:
+        self.node.clear_faults()
+        if self.job is not None:
+            self.job.close()
+
 
 def child_environment(node_dir: Path) -> Mapping[str, str]:
     return {**os.environ, **nvml_environment(node_dir)}
@@ -115,10 +157,12 @@ async def open_rig(kind: str, folder: Path) -> AsyncIterator[Rig]:
         yield MemoryRig()
         return
     create_node(folder / "n1", gpus=8, model=GpuModel(effect_us=EFFECT_NS // 1000))
-    devices = RemoteGpuDevices(environment=child_environment(folder / "n1"))
+    devices = RemoteGpuDevices(environment=child_environment(folder / "n1"), deadline_s=HANG_DEADLINE_S)
     with Node(folder / "n1") as node:
         node.poke("manual_ns", time.monotonic_ns())
+        rig = RemoteRig(node, devices)
         try:
-            yield RemoteRig(node, devices)
+            yield rig
         finally:
+            rig.close()
             await devices.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -239,5 +240,113 @@ def test_after_release_the_next_call_works(with_rig: Run) -> None:
         infos, failures = await rig.devices.list_devices()
         assert (len(infos), failures) == (8, ())
         assert infos[0].limits.requested_mw == 400_000
+
+    with_rig(test)
+
+
+def test_a_device_that_hangs_costs_itself_and_holds_up_no_other(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        await rig.devices.list_devices()
+        sick, *well = rig.uuids
+        rig.hang(sick)
+        hanging = asyncio.create_task(rig.devices.set_limit(sick, 400_000))
+        limits = await asyncio.gather(*(rig.devices.set_limit(uuid, 400_000) for uuid in well))
+        assert {limit.requested_mw for limit in limits} == {400_000}
+        assert not hanging.done()
+        with pytest.raises(DeadlineError) as caught:
+            await hanging
+        assert caught.value.uuid == sick
+        samples = await rig.devices.sample(rig.uuids)
+        assert [isinstance(sample, DeviceSample) for sample in samples] == [False] + [True] * 7
+
+    with_rig(test)
+
+
+def test_sets_of_all_devices_at_the_same_time_reach_their_own(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        caps = {uuid: 300_000 + 1000 * place for place, uuid in enumerate(rig.uuids)}
+        limits = await asyncio.gather(*(rig.devices.set_limit(uuid, cap) for uuid, cap in caps.items()))
+        assert [limit.requested_mw for limit in limits] == list(caps.values())
+        samples = await rig.devices.sample(rig.uuids)
+        assert [s.requested_mw for s in samples if isinstance(s, DeviceSample)] == list(caps.values())
+
+    with_rig(test)
+
+
+def test_capabilities_are_found_without_a_set(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        rig.divide(rig.uuids[1])
+        rig.hide_counters(rig.uuids[2])
+        infos, failures = await rig.devices.list_devices()
+        assert failures == ()
+        assert [info.mig for info in infos[:3]] == [False, True, False]
+        assert [info.capabilities.gpm for info in infos[:3]] == [True, True, False]
+        assert {info.capabilities.module_scope for info in infos} == {False}
+        assert {info.sm_clock_max_mhz for info in infos} == {1980}
+        expected = True if os.geteuid() == 0 else infos[0].capabilities.settable
+        assert {info.capabilities.settable for info in infos} == {expected}
+
+    with_rig(test)
+
+
+def test_activity_is_read_when_asked_for_and_covers_the_time_between(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        rig.work()
+        rig.advance(10**9)
+        uuid = rig.uuids[0]
+        (first,) = await rig.devices.sample((uuid,), activity=True)
+        assert isinstance(first, DeviceSample)
+        assert first.utilisation == 1.0
+        assert first.copy_utilisation is not None
+        assert 0 < first.copy_utilisation <= 1
+        assert (first.sm_active, first.tensor_active, first.dram_active) == (None, None, None)
+        async with asyncio.timeout(10):
+            while True:  # two snapshots have to lie 100 ms apart
+                await asyncio.sleep(0.02)
+                rig.advance(10**9)
+                (second,) = await rig.devices.sample((uuid,), activity=True)
+                assert isinstance(second, DeviceSample)
+                if second.sm_active is not None:
+                    break
+        for share in (second.sm_active, second.tensor_active, second.dram_active):
+            assert share is not None
+            assert 0 < share <= 1
+
+    with_rig(test)
+
+
+def test_without_activity_none_is_read(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        rig.work()
+        rig.advance(10**9)
+        (sample,) = await rig.devices.sample(rig.uuids[:1])
+        assert isinstance(sample, DeviceSample)
+        assert sample.average_mw is not None
+        assert sample.sm_clock_mhz is not None
+        assert (sample.utilisation, sample.copy_utilisation, sample.sm_active) == (None, None, None)
+
+    with_rig(test)
+
+
+def test_a_quick_sample_reads_limits_and_draw_alone(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        (sample,) = await rig.devices.sample(rig.uuids[:1], quick=True)
+        assert isinstance(sample, DeviceSample)
+        assert (sample.requested_mw, sample.enforced_mw) == (700_000, 700_000)
+        assert sample.draw_mw is not None
+        assert (sample.average_mw, sample.energy_mj, sample.sm_clock_mhz, sample.event_reasons) == (None,) * 4
+
+    with_rig(test)
+
+
+def test_a_device_without_counters_gives_the_rest(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        rig.work()
+        rig.hide_counters(rig.uuids[0])
+        for _ in range(2):
+            rig.advance(10**9)
+            (sample,) = await rig.devices.sample(rig.uuids[:1], activity=True)
+            assert isinstance(sample, DeviceSample)
+            assert (sample.sm_active, sample.utilisation) == (None, 1.0)
 
     with_rig(test)

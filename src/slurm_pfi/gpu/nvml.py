@@ -50,6 +50,7 @@ from .power import (
 
 _CAP_SYS_ADMIN: Final = 21
 _MOST_CLOCK_MHZ: Final = 10_000
+_NOTHING_ACTIVE: Final = Shares(0.0, 0.0, 0.0)
 
 
 class _Board:
@@ -179,6 +180,8 @@ class Nvml:
         most_mw = board.most_draw_mw()
         busy = reader.get("nvmlDeviceGetUtilizationRates") if activity else None
         shares = board.activity.read(reader) if activity else Shares()
+        if busy is not None and int(busy.gpu) > 0 and shares == _NOTHING_ACTIVE:
+            shares = Shares()  # over too short a time some drivers count nothing and call that success
         sample = DeviceSample(
             uuid=uuid,
             monotonic_ns=monotonic_ns,
