@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from ..config import Config
-from ..model import GpuId, GpuReport, Run
+from ..model import GpuReport
 from ..units import watts_to_mw
+from .boards import GpuKey
 from .ledger import NS_PER_S, STEP_MARGIN_S, default_worst_mw, missing_gpus_mw, prior_of, worst_by_gpu
 from .state import NodeView, RunView, State
-
-GpuKey: TypeAlias = tuple[str, GpuId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +33,7 @@ class SiteView:
     """All GPUs by node and UUID (a node may name what it likes), and what the site draws beside them.
 
     ``constants_mw``, by node: the worst case of all that is not in ``gpus`` or cannot be commanded; ``fixed_mw`` is
-    node overhead, unmanaged load and reserve; ``silent`` names nodes counted at their worst though they should answer;
-    ``shared``: see `shared_runs`.
+    node overhead, unmanaged load and reserve; ``silent`` names nodes counted at their worst though they should answer.
     """
 
     gpus: dict[GpuKey, Gpu]
@@ -44,7 +41,6 @@ class SiteView:
     constants_mw: dict[str, int]
     uncapped_mw: int
     silent: tuple[str, ...]
-    shared: frozenset[Run]
 
     @property
     def constant_mw(self) -> int:
@@ -55,7 +51,6 @@ class SiteView:
 def look(state: State, config: Config, now_ns: int, early_s: float = STEP_MARGIN_S) -> SiteView:
     """Read the state of all nodes at ``now_ns`` into one view; what a node does by itself counts ``early_s`` before."""
     enforced_somewhere = any(node.mode == "enforce" for node in state.nodes.values())
-    shared = shared_runs(state)
     gpus: dict[GpuKey, Gpu] = {}
     constants_mw = dict.fromkeys(state.nodes, 0)
     uncapped_mw = 0
@@ -74,20 +69,18 @@ def look(state: State, config: Config, now_ns: int, early_s: float = STEP_MARGIN
         worst = worst_by_gpu(node, now_ns, config.times.report_age_s, early_s)
         park_mw = node_park_mw(node.report.gpus, config)
         for gpu in node.report.gpus:
-            is_shared = not shared.isdisjoint(gpu.runs)
             commandable = usable and gpu.ceiling_mw is not None and gpu.prior_mw is not None and not gpu.fault
-            commandable = commandable and not is_shared
             seen = Gpu(node.name, gpu, worst[gpu.uuid], parked_mw(gpu, park_mw), commandable)
             gpus[node.name, gpu.uuid] = seen
             if not commandable:
-                uncapped = node.mode == "observe" or is_shared
-                constants_mw[node.name] += max(seen.worst_mw, prior_of(gpu)) if uncapped else seen.worst_mw
+                observed = node.mode == "observe"
+                constants_mw[node.name] += max(seen.worst_mw, prior_of(gpu)) if observed else seen.worst_mw
     fixed_mw = (
         sum(node.overhead_mw for node in state.nodes.values())
         + watts_to_mw(config.policy.unmanaged_w)
         + watts_to_mw(config.policy.reserve_w)
     )
-    return SiteView(gpus, fixed_mw, constants_mw, uncapped_mw, tuple(silent), shared)
+    return SiteView(gpus, fixed_mw, constants_mw, uncapped_mw, tuple(silent))
 
 
 def node_park_mw(gpus: Iterable[GpuReport], config: Config) -> int:
@@ -118,27 +111,6 @@ def _forgotten(node: NodeView, config: Config, now_ns: int) -> bool:
     """Silent for so long that its caps are no longer believed (policy.silent_node = worst)."""
     silent_ns = now_ns - node.heard_ns
     return config.policy.silent_node == "worst" and silent_ns > config.times.node_silent_s * NS_PER_S
-
-
-def shared_runs(state: State) -> frozenset[Run]:
-    """Admitted runs with a GPU that another admitted run uses too. Nobody is slowed by a neighbour's plan: they stay
-    uncapped.
-
-    A run that is not admitted has no say: a job file that came, or stayed behind, in a window must lift no cap. Nor has
-    a node over runs that Slurm has elsewhere.
-    """
-    shared: set[Run] = set()
-    first: dict[GpuKey, Run] = {}
-    for run, view in state.runs.items():
-        for key in gpus_of(view) if view.phase == "admitted" else ():
-            if first.setdefault(key, run) != run:
-                shared.update((run, first[key]))
-    return frozenset(shared)
-
-
-def gpus_of(run: RunView) -> set[GpuKey]:
-    """All GPUs of a run, on all its nodes."""
-    return {(name, uuid) for name, uuids in run.gpus.items() for uuid in uuids}
 
 
 def gpus_on(run: RunView, node: str, site: SiteView) -> list[Gpu]:

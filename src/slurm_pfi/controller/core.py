@@ -11,6 +11,7 @@ from ..config import Config
 from ..model import Report, Run, RunReport
 from ..slurm.backend import JobInfo
 from .announce import admitted_fields
+from .boards import confirmed, shares_now, unmeasured
 from .kinship import with_recalled
 from .learning import curves_learned, due_learning
 from .ledger import NS_PER_S, still_outstanding
@@ -99,11 +100,13 @@ class Core:
     def _settled(self, state: State, now_ns: int) -> bool:
         """Whether a new commander has heard all nodes, or given them their time to speak. Until then it plans nothing.
 
-        The nodes hold the plans of its predecessor meanwhile.
+        And Slurm's word on runs that share a GPU: who of them allows least, no other tells. The nodes hold the plans of
+        its predecessor meanwhile.
         """
         if now_ns - state.started_ns >= self.config.times.start_settle_s * NS_PER_S:
             return True
-        return all(node.report is not None for node in state.nodes.values())
+        heard = all(node.report is not None for node in state.nodes.values())
+        return heard and all(confirmed(view) for view in state.runs.values() if view.shares)
 
     def _ask_slurm(self, state: State, now_ns: int) -> Result:
         actions: list[Action] = []
@@ -209,7 +212,10 @@ class Core:
         return msgspec.structs.replace(view, started_in_window=True), []
 
     def _measure(self, view: RunView, nodes: dict[str, NodeView], report: Report, now_ns: int) -> RunView:
+        if shared := shares_now(view, nodes, report):
+            return unmeasured(view, shared)
         times = self.config.times
+        view = msgspec.structs.replace(view, shares=False)
         sample = sample_of(view, report, nodes, now_ns, times.node_silent_s)
         if sample is None:
             return view

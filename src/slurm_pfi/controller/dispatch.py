@@ -10,7 +10,7 @@ import msgspec
 
 from ..config import Config
 from ..model import Plan, PlanId, PlanStep, Run, RunCap
-from .budget import SiteView, node_park_mw
+from .budget import node_park_mw
 from .ledger import NS_PER_S
 from .state import Action, Audit, NodeView, RunView, SendPlan, SentPlan, State
 
@@ -61,7 +61,7 @@ def latest_release_s(config: Config) -> float:
 
 
 def dispatch(
-    state: State, config: Config, site: SiteView, steps: tuple[CapsStep, ...], reason: str, now_ns: int
+    state: State, config: Config, steps: tuple[CapsStep, ...], reason: str, now_ns: int
 ) -> tuple[State, list[Action]]:
     """Make each node's plan, and send those that say something new or were not accepted."""
     actions: list[Action] = []
@@ -85,7 +85,7 @@ def dispatch(
             answers=report.id,
             mode=node.mode,
             reason=reason,
-            steps=_node_steps(node, runs, config, steps, site.shared),
+            steps=_node_steps(node, runs, config, steps),
             priors={gpu.uuid: node.priors[gpu.uuid] for gpu in report.gpus if gpu.uuid in node.priors},
             gone=tuple(sorted(view.run for view in runs if view.phase == "gone")),
         )
@@ -104,7 +104,6 @@ def _node_steps(
     runs: list[RunView],
     config: Config,
     steps: tuple[CapsStep, ...],
-    unplannable: frozenset[Run],
 ) -> tuple[PlanStep, ...]:
     park_mw = node_park_mw(node.report.gpus if node.report is not None else (), config)
     # Of all caps of the site only this node's: else what comes costs as much as the square of the site.
@@ -118,9 +117,9 @@ def _node_steps(
             made.append(PlanStep(starts_in_s=step.starts_in_s, park_cap_mw=None, lease=step.lease))
             continue
         caps = [
-            RunCap(run=view.run, cap_mw=None if view.run in unplannable else step.caps[view.run, node.name])
+            RunCap(run=view.run, cap_mw=step.caps[view.run, node.name])
             for view in sorted(runs, key=lambda view: view.run)
-            if view.run in unplannable or (view.run, node.name) in step.caps
+            if (view.run, node.name) in step.caps
         ]
         made.append(PlanStep(starts_in_s=step.starts_in_s, park_cap_mw=park_mw, caps=tuple(caps)))
     return tuple(made)

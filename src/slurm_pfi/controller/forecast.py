@@ -20,7 +20,8 @@ from ..elasticity.posterior import Posterior
 from ..model import Run
 from ..store.limits import ScheduleStep
 from ..units import Z95, watts_to_mw
-from .budget import Gpu, GpuKey, SiteView, gpus_of, look, node_answers
+from .boards import GpuKey, gpus_of, shared_runs
+from .budget import Gpu, SiteView, look, node_answers
 from .forecast_values import (
     Baseline,
     Certificate,
@@ -126,7 +127,7 @@ def what_if(state: State, config: Config, science: Science, target: Target, now_
         runs=_forecasts(basis, made) if binds else (),
         gpus=round(float(made.gpus.sum())),
         loss=total_loss(basis, made),
-        waiting=tuple(str(one.demand.run) for one in _left_waiting(basis, shares)) if binds else (),
+        waiting=tuple(str(one.members[-1]) for one in _left_waiting(basis, shares)) if binds else (),
         parked_gpus=len(parked),
         parked_mw=sum(gpu.park_mw for gpu in parked),
         parked_draw_mw=sum(basis.draws_mw[gpu.key] for gpu in parked),
@@ -154,9 +155,10 @@ def look_at(state: State, config: Config, science: Science, now_ns: int) -> Basi
     asking = candidates(state, config, science, site)
     silent = tuple(node.name for node in state.nodes.values() if not node_answers(node, config, now_ns))
     running = [run for run, view in state.runs.items() if view.phase in ("admitted", "waiting")]
-    baselines = {run: _baseline(state.runs[run]) for run in running}
+    shared = shared_runs(state)
+    baselines = {run: ("bounded", None) if run in shared else _baseline(state.runs[run]) for run in running}
     draws_mw, uncapped = _uncapped(state, config, site, baselines, frozenset(silent))
-    reached = {one.demand.run for one in asking}
+    reached = {run for one in asking for run in one.members}
     standing = Standing(
         cluster=config.cluster,
         policy=config.policy.name,
@@ -190,9 +192,7 @@ def _uncapped(
         if gpu.node in silent:
             draws_mw[key] = max(prior_of(gpu.report), gpu.worst_mw)
             continue
-        kind, draws_mw[key] = _uncapped_gpu(
-            gpu, of_run.get(key), shared=not site.shared.isdisjoint(gpu.report.runs)
-        )
+        kind, draws_mw[key] = _uncapped_gpu(gpu, of_run.get(key))
         sums[kind] += draws_mw[key]
     for node in state.nodes.values():
         sums["silent"] += default_worst_mw(node) if node.name in silent else missing_gpus_mw(node)
@@ -207,11 +207,11 @@ def _uncapped(
     )
 
 
-def _uncapped_gpu(gpu: Gpu, known: Baseline | None, *, shared: bool) -> tuple[str, int]:
+def _uncapped_gpu(gpu: Gpu, known: Baseline | None) -> tuple[str, int]:
     report, prior_mw = gpu.report, prior_of(gpu.report)
     if known is not None:
         _, draw_mw = known
-        if draw_mw is None or shared:
+        if draw_mw is None:
             return "bounded", prior_mw
         return "known", min(draw_mw, prior_mw)
     free = report.draw_mw is not None and (
@@ -280,18 +280,19 @@ def _forecasts(basis: Basis, made: Cut) -> tuple[RunForecast, ...]:
         made.reduction.tolist(),
     )
     found: list[RunForecast] = []
-    for i, demand in enumerate(made.shares.demands):
-        view, source = basis.state.runs[demand.run], basis.baselines[demand.run][0]
+    each = ((i, run) for i, members in enumerate(made.shares.members) for run in members)
+    for i, run in each:
+        demand, view, source = made.shares.demands[i], basis.state.runs[run], basis.baselines[run][0]
         found.append(
             RunForecast(
-                run=str(demand.run),
-                job_id=demand.run.job_id,
-                restart=demand.run.restart,
+                run=str(run),
+                job_id=run.job_id,
+                restart=run.restart,
                 user=None if view.job is None else view.job.user_name,
                 flex=None if view.flex is None else view.flex.text,
-                gpus=demand.gpus,
+                gpus=demand.gpus if len(made.shares.members[i]) == 1 else len(gpus_of(view)),
                 baseline=source,
-                measured=basis.knowledge.is_learned(demand.run),
+                measured=not view.shares and basis.knowledge.is_learned(run),
                 draw_mw=round(draws_mw[i]),
                 cap_mw=caps_mw[i],
                 floor_mw=demand.floor_mw,
@@ -332,8 +333,8 @@ def _gain(mean: float, sd: float) -> Estimate:
 
 def _left_waiting(basis: Basis, shares: Shares) -> Sequence[Candidate]:
     """Runs that wait for power and whose floor this limit does not bear either."""
-    admitted = {demand.run for demand in shares.demands}
-    return [one for one in basis.asking if one.demand.run not in admitted]
+    admitted = {run for members in shares.members for run in members}
+    return [one for one in basis.asking if one.members[-1] not in admitted]
 
 
 def _parked(basis: Basis, shares: Shares) -> list[Gpu]:

@@ -67,7 +67,12 @@ def gpu_model(view: RunView, state: State) -> str:
 
 
 def _evidence(view: RunView, model: str, kin: str, science: Science, now_ns: int) -> RunEvidence:
-    """What a run and its kin before it have shown, as far as it can be believed."""
+    """What a run and its kin before it have shown, as far as it can be believed.
+
+    Of a run that shares GPUs nothing: what it lost alone says little of what it loses beside others.
+    """
+    if view.shares:
+        return RunEvidence(model)
     own = evidence(view.record, model, kin, now_ns)
     return believed(
         with_kin_points(own, view.record), lambda reduction: science.ignorance.expected(model, reduction)

@@ -11,6 +11,7 @@ from ..store.limits import ScheduleStep, binding_ids, schedule
 from ..units import format_power
 from . import rebound
 from .announce import admission_audits, floor_audits, late_starters
+from .boards import gpus_of
 from .budget import Gpu, SiteView, gpus_on, look
 from .dispatch import Caps, CapsStep, dispatch
 from .ledger import STEP_MARGIN_S
@@ -112,7 +113,7 @@ def _closed(
         state = rebound.observe_draws(state, config, now_ns)
     now = CapsStep(0.0, {}, parked=False)
     ahead = _steps_ahead(state, config, science, site, steps, now)
-    state, sent = dispatch(state, config, site, (now, *ahead), "no window", now_ns)
+    state, sent = dispatch(state, config, (now, *ahead), "no window", now_ns)
     return state, actions + sent
 
 
@@ -161,7 +162,7 @@ def _open(
             "committed_mw": window.committed_mw,
         }
         actions.append(Audit(event="window", fields=fields))
-    runs = _runs_after(state, site, shares, caps)
+    runs = _runs_after(state, shares, caps)
     actions.extend(admission_audits(state.runs, runs))
     said, told = _shortfall_told(state.infeasible_said, shares, site, told=held is None)
     actions.extend(told)
@@ -181,7 +182,7 @@ def _open(
     first = CapsStep(0.0, {**unreached_caps(state, config, science, site), **caps}, parked=True)
     ahead = _steps_ahead(state, config, science, site, steps, first)
     reason = f"limit {format_power(limit_mw)}" if held is None else "rebound after a window"
-    state, sent = dispatch(state, config, site, (first, *ahead), reason, now_ns)
+    state, sent = dispatch(state, config, (first, *ahead), reason, now_ns)
     return state, actions + sent
 
 
@@ -210,14 +211,12 @@ def _safe_caps(state: State, site: SiteView, shares: Shares) -> Caps:
     Each node of a run steps on its own towards the run's one cap: a node that reports late stays parked until there
     is room for it. Where nothing is enforced anywhere, the targets themselves are shown.
     """
-    demands = shares.demands
-    targets = dict(zip((d.run for d in demands), shares.allocation.caps_mw, strict=True))
-    parts: dict[tuple[Run, str], list[Gpu]] = {}
-    for demand, gpus in zip(demands, shares.gpus, strict=True):
-        for gpu in gpus:
-            parts.setdefault((demand.run, gpu.node), []).append(gpu)
     if all(node.mode == "observe" for node in state.nodes.values()):
-        return {part: targets[part[0]] for part in parts}
+        return _targets(state, shares)
+    parts: dict[tuple[int, str, int | None], list[Gpu]] = {}
+    for i, gpus in enumerate(shares.gpus):
+        for gpu in gpus:
+            parts.setdefault((i, gpu.node, _sent_mw(state, shares.members[i], gpu)), []).append(gpu)
     of_runs = {gpu.key for gpus in shares.gpus for gpu in gpus}
     others_mw = sum(
         max(gpu.worst_mw, gpu.park_mw)
@@ -226,22 +225,51 @@ def _safe_caps(state: State, site: SiteView, shares: Shares) -> Caps:
     )
     held: list[HeldCap] = []
     constant_mw = 0
-    for (run, node), reached in parts.items():
-        view = state.runs[run]
-        sent_mw = view.sent_mw.get(node)
+    for (i, node, last_mw), reached in parts.items():
+        sent_mw = last_mw
         if sent_mw is None:
             sent_mw = max(gpu.report.requested_mw or gpu.report.max_mw for gpu in reached)
         # A faulty GPU beside them is counted among the constants; but it may recover, and then follows this cap too.
-        beside = [gpu for gpu in gpus_on(view, node, site) if not gpu.commandable]
-        constant_mw += sum(gpu.worst_mw for gpu in beside)
-        worst_mw = tuple(gpu.worst_mw for gpu in (*reached, *beside))
-        held.append(HeldCap(run, worst_mw, targets[run], sent_mw))
+        near = (gpu for run in shares.members[i] for gpu in gpus_on(state.runs[run], node, site))
+        beside = {gpu.key: gpu for gpu in near if not gpu.commandable}
+        constant_mw += sum(gpu.worst_mw for gpu in beside.values())
+        worst_mw = tuple(gpu.worst_mw for gpu in (*reached, *beside.values()))
+        held.append(HeldCap(shares.demands[i].run, worst_mw, shares.allocation.caps_mw[i], sent_mw))
     # share() left the runs' own park caps in its budget; what remains beside them are the others, at their worst.
     parked_mw = sum(gpu.park_mw for gpu in site.gpus.values() if gpu.commandable) - sum(
         gpu.park_mw for gpus in shares.gpus for gpu in gpus
     )
     budget_mw = shares.budget_mw + shares.shortfall_mw + parked_mw - others_mw + constant_mw
-    return dict(zip(parts, next_caps(held, budget_mw), strict=True))
+    of_gpu = {
+        gpu.key: cap_mw
+        for reached, cap_mw in zip(parts.values(), next_caps(held, budget_mw), strict=True)
+        for gpu in reached
+    }
+    # A GPU stands at the highest cap of its runs: so each run has the lowest that any GPU of its may stand at now.
+    return {
+        (run, node): min(caps)
+        for runs in shares.members
+        for run in runs
+        for node, uuids in state.runs[run].gpus.items()
+        if (caps := [of_gpu[node, uuid] for uuid in uuids if (node, uuid) in of_gpu])
+    }
+
+
+def _sent_mw(state: State, runs: tuple[Run, ...], gpu: Gpu) -> int | None:
+    """The highest cap that was sent last for this GPU, as one of these runs'; None if there was none."""
+    views = (state.runs[run] for run in runs)
+    sent = (view.sent_mw.get(gpu.node) for view in views if gpu.key in gpus_of(view))
+    return max((cap_mw for cap_mw in sent if cap_mw is not None), default=None)
+
+
+def _targets(state: State, shares: Shares) -> Caps:
+    """The cap that each run comes to on each of its nodes that a plan can reach."""
+    targets: Caps = {}
+    for runs, gpus, cap_mw in zip(shares.members, shares.gpus, shares.allocation.caps_mw, strict=True):
+        reached = {gpu.key for gpu in gpus}
+        for run in runs:
+            targets.update(((run, node), cap_mw) for node, _ in gpus_of(state.runs[run]) & reached)
+    return targets
 
 
 def _committed(site: SiteView, shares: Shares) -> int:
@@ -252,28 +280,31 @@ def _committed(site: SiteView, shares: Shares) -> int:
     return site.constant_mw + parked_mw + runs_mw
 
 
-def _runs_after(state: State, site: SiteView, shares: Shares, caps: Caps) -> dict[Run, RunView]:
+def _runs_after(state: State, shares: Shares, caps: Caps) -> dict[Run, RunView]:
     runs = dict(state.runs)
     sent: dict[Run, dict[str, int]] = {}
     for (run, node), cap_mw in caps.items():
         sent.setdefault(run, {})[node] = cap_mw
-    place = {demand.run: i for i, demand in enumerate(shares.demands)}
+    place = {run: i for i, members in enumerate(shares.members) for run in members}
     for run, view in state.runs.items():
         i = place.get(run)
         if i is None:
-            if view.phase == "waiting" or run in site.shared:
+            if view.phase == "waiting":
                 runs[run] = _uncommanded(view)
             continue
         demand = shares.demands[i]
         runs[run] = msgspec.structs.replace(
             view,
             phase="admitted",
-            sent_mw={**{node: cap for node, cap in view.sent_mw.items() if node in view.gpus}, **sent[run]},
+            sent_mw={
+                **{node: cap for node, cap in view.sent_mw.items() if node in view.gpus},
+                **sent.get(run, {}),
+            },
             target_cap_mw=shares.allocation.caps_mw[i],
             floor_mw=demand.floor_mw,
             expected_loss=shares.loss[i],
             expected_loss_sd=shares.loss_sd[i],
-            floor_passed=run in shares.allocation.floor_passed,
+            floor_passed=demand.run in shares.allocation.floor_passed,
         )
     return runs
 
@@ -317,12 +348,9 @@ def _steps_ahead(
         shares = share(asking, config.policy.name, site, step, knowledge)
         knowledge = science.ignorance
         caps = {
-            (demand.run, gpu.node): min(cap_mw, last.caps.get((demand.run, gpu.node), cap_mw))
-            for demand, cap_mw, gpus in zip(
-                shares.demands, shares.allocation.caps_mw, shares.gpus, strict=True
-            )
-            for gpu in gpus
-            if not last.parked or (demand.run, gpu.node) in last.caps
+            part: min(cap_mw, last.caps.get(part, cap_mw))
+            for part, cap_mw in _targets(state, shares).items()
+            if not last.parked or part in last.caps
         }
         caps = {**unreached, **caps}
         if last.parked and caps == last.caps:

@@ -14,10 +14,9 @@ from typing import Final
 import msgspec
 
 from ..config import Config
-from ..model import Run
 from ..store.limits import ScheduleStep
 from ..units import MW_PER_W, watts_to_mw
-from .budget import Gpu, SiteView, commandable_gpus
+from .budget import Gpu, SiteView
 from .dispatch import quick_s
 from .ledger import NS_PER_S, prior_of
 from .shares import Candidate
@@ -143,8 +142,9 @@ def _begin(
     now_ns: int,
 ) -> Rebound:
     inherited = state.window is None
-    caps_mw = {one.demand.run: _cap_mw(state, site, one.demand.run) for one in asking if not one.waiting}
-    of_runs = {gpu.key: caps_mw[one.demand.run] for one in asking if not one.waiting for gpu in one.gpus}
+    left = [(one, _cap_mw(state, one)) for one in asking if not one.waiting]
+    caps_mw = {run: cap_mw for one, cap_mw in left for run in one.members}
+    of_runs = {gpu.key: cap_mw for one, cap_mw in left for gpu in one.gpus}
     counted_mw = {
         key: _reported_mw(gpu) if inherited else of_runs.get(key, gpu.park_mw)
         for key, gpu in site.gpus.items()
@@ -172,12 +172,10 @@ def _begin(
     )
 
 
-def _cap_mw(state: State, site: SiteView, run: Run) -> int:
+def _cap_mw(state: State, one: Candidate) -> int:
     """The cap per GPU that the window left this run."""
-    view = state.runs[run]
-    if view.target_cap_mw is not None:
-        return view.target_cap_mw
-    return min(_reported_mw(gpu) for gpu in commandable_gpus(view, site))
+    target_mw = state.runs[one.demand.run].target_cap_mw
+    return min(_reported_mw(gpu) for gpu in one.gpus) if target_mw is None else target_mw
 
 
 def _level_mw(rebound: Rebound, config: Config, before_mw: int | None, uncapped_mw: int, now_ns: int) -> int:
@@ -207,7 +205,7 @@ def _kept(one: Candidate, rebound: Rebound) -> Candidate:
     know yet what its runs draw, and takes their floors too high.
     """
     demand = one.demand
-    left_mw = rebound.caps_mw.get(demand.run)
+    left_mw = max((rebound.caps_mw[run] for run in one.members if run in rebound.caps_mw), default=None)
     if one.waiting or left_mw is None:
         return one
     own_mw = demand.device_min_mw if rebound.inherited else demand.floor_mw

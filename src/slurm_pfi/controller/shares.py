@@ -1,9 +1,14 @@
-"""Who asks for watts, and what one limit step gives each: runs are admitted as far as the budget bears their floors."""
+"""Who asks for watts, and what one limit step gives each: runs are admitted as far as the budget bears their floors.
+
+Runs that share GPUs ask together, as one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+from msgspec import structs
 
 from ..allocation.guard import Certified, InForce
 from ..allocation.policies import allocate
@@ -14,28 +19,35 @@ from ..config import Config
 from ..elasticity.curve import FloatArray, IntArray
 from ..model import GpuReport, Run
 from ..store.limits import ScheduleStep
-from .budget import Gpu, GpuKey, SiteView, commandable_gpus, gpus_of, gpus_on
+from .boards import GpuKey, confirmed, gpus_of, grouped
+from .budget import Gpu, SiteView, commandable_gpus, gpus_on
 from .dispatch import Caps
 from .knowledge import Asked, HeldCut, Knowledge
 from .ledger import prior_of
+from .record import Record
 from .runs import demand_of
 from .science import GRID_W, Science
-from .state import RunView, State
+from .state import RunPhase, RunView, State
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A run that a plan can reach, admitted or waiting for power. The same under every limit.
+    """A run that a plan can reach, admitted or waiting for power; or runs that share GPUs, as if they were one.
 
-    ``mean_draw_mw``: its baseline draw per GPU while it works; that of the demand where none is known.
+    The same under every limit. ``members``: its runs, the one that it goes by in ``demand`` first; of one that is
+    ``waiting``, the last is who waits, and ``joins`` names the groups (by their first) that have its GPUs and that
+    it becomes one with. ``gpus``: each board once. ``mean_draw_mw``: its baseline draw per GPU while it works; that of
+    the demand where none is known.
     """
 
     waiting: bool
+    members: tuple[Run, ...]
     gpus: tuple[Gpu, ...]
     demand: RunDemand
     park_mw: int
     floor_mw: int
     mean_draw_mw: int
+    joins: tuple[Run, ...] = ()
 
     @property
     def asked(self) -> Asked:
@@ -46,12 +58,13 @@ class Candidate:
 class Shares:
     """What one limit step gives each run: target caps, what they are expected to lose, and what is missing.
 
-    ``loss`` (0..1) and ``loss_sd`` go by what was learned of each run. ``certified``: how far ``marginal`` went from
-    the equal cut and why; None where nothing had to be decided, or by another policy. ``in_force``: the same for the
-    next plan to hold on to.
+    ``members``: the runs of each demand: one, or a group that shares GPUs. ``loss`` (0..1) and ``loss_sd`` go by what
+    was learned of each run. ``certified``: how far ``marginal`` went from the equal cut and why; None where nothing had
+    to be decided, or by another policy. ``in_force``: the same for the next plan to hold on to.
     """
 
     demands: tuple[RunDemand, ...]
+    members: tuple[tuple[Run, ...], ...]
     gpus: tuple[tuple[Gpu, ...], ...]
     allocation: Allocation
     loss: tuple[float, ...]
@@ -63,30 +76,39 @@ class Shares:
 
 
 def candidates(state: State, config: Config, science: Science, site: SiteView) -> tuple[Candidate, ...]:
-    """Those who ask, the admitted first, then the others as they came. A waiting run on another's GPU does not ask."""
-    knowledge = science.knowledge(state)
+    """Those who ask, the admitted first, then the others as they came.
+
+    A waiting run on GPUs of admitted ones asks for what both together need more. One at a time joins a group, and only
+    once Slurm has confirmed them all: the file of a run that ended may have stayed behind.
+    """
+    terms = _Terms(config, science, science.knowledge(state), site)
     found: list[Candidate] = []
+    group_of: dict[GpuKey, int] = {}
+    groups = grouped(sorted(_of_phase(state, "admitted"), key=_admission_order))
+    for number, views in enumerate(groups):
+        group_of.update((key, number) for view in views for key in gpus_of(view))
+        one = terms.candidate(views)
+        if one is not None:
+            found.append(one)
     claimed: set[GpuKey] = set()
-    for view in state.runs.values():
-        if view.phase == "admitted":
-            claimed |= gpus_of(view)
-    asking = (view for view in state.runs.values() if view.phase in ("admitted", "waiting"))
-    for view in sorted(asking, key=_admission_order):
-        gpus = tuple(commandable_gpus(view, site))
-        if not gpus:
-            continue
+    for view in sorted(_of_phase(state, "waiting"), key=_admission_order):
         keys = gpus_of(view)
-        waiting = view.phase == "waiting"
-        if waiting:
-            if not claimed.isdisjoint(keys):
-                continue  # they are another's still: it runs under that one's cap
+        met = sorted({group_of[key] for key in keys if key in group_of})
+        whole = [one for number in met for one in groups[number]]
+        keys.update(key for one in whole for key in gpus_of(one))
+        if not claimed.isdisjoint(keys) or not all(confirmed(one) for one in whole):
+            continue
+        joining = terms.candidate(
+            [*whole, view], waiting=True, joins=tuple(groups[number][0].run for number in met)
+        )
+        if joining is not None:
             claimed |= keys
-        demand = _demand(view, gpus, config, science, knowledge)
-        park_mw = sum(gpu.park_mw for gpu in gpus)
-        floor_mw = demand.gpus * _whole_watts_up(demand.floor_mw)
-        mean_draw_mw = view.record.mean_draw_mw or demand.draw_mw
-        found.append(Candidate(waiting, gpus, demand, park_mw, floor_mw, mean_draw_mw))
-    return _indexed(found, knowledge) if config.policy.name == "pfi" else tuple(found)
+            found.append(joining)
+    return _indexed(found, terms.knowledge) if config.policy.name == "pfi" else tuple(found)
+
+
+def _of_phase(state: State, phase: RunPhase) -> list[RunView]:
+    return [view for view in state.runs.values() if view.phase == phase]
 
 
 def _indexed(found: Sequence[Candidate], knowledge: Knowledge) -> tuple[Candidate, ...]:
@@ -110,22 +132,29 @@ def share(
     ``marginal`` goes as far from the equal cut as what was learned certifies. ``before``: the cut that is in force;
     while the need is much the same it stays until another one is worth the move.
     """
-    taken_mw = site.fixed_mw + site.constant_mw
+    beside_mw = site.fixed_mw + site.constant_mw
     parked_mw = sum(gpu.park_mw for gpu in site.gpus.values() if gpu.commandable)
-    budget_mw = (step.limit_mw or 0) - taken_mw - parked_mw
-    hard_mw = None if step.emergency_mw is None else step.emergency_mw - taken_mw - parked_mw
+    budget_mw = (step.limit_mw or 0) - beside_mw - parked_mw
+    hard_mw = None if step.emergency_mw is None else step.emergency_mw - beside_mw - parked_mw
 
-    admitted: list[Candidate] = []
+    taken: dict[Run, Candidate] = {}
     floors_mw = 0
-    for one in asking:
+    for asks in asking:
+        joined = [taken[run] for run in asks.joins if run in taken]
+        one = _together(asks, joined)
+        more_mw = one.floor_mw - sum(old.floor_mw for old in joined)
         # Once admitted its GPUs count at its own cap and no longer at the park cap.
-        if one.waiting and floors_mw + one.floor_mw > budget_mw + one.park_mw:
+        unparked_mw = one.park_mw - sum(old.park_mw for old in joined)
+        if one.waiting and floors_mw + more_mw > budget_mw + unparked_mw:
             continue
-        floors_mw += one.floor_mw
-        budget_mw += one.park_mw
-        hard_mw = None if hard_mw is None else hard_mw + one.park_mw
-        admitted.append(one)
+        floors_mw += more_mw
+        budget_mw += unparked_mw
+        hard_mw = None if hard_mw is None else hard_mw + unparked_mw
+        for old in joined:
+            del taken[old.demand.run]
+        taken[one.demand.run] = one
 
+    admitted = tuple(taken.values())
     demands = tuple(one.demand for one in admitted)
     asked = [one.asked for one in admitted]
 
@@ -151,6 +180,7 @@ def share(
     shortfall_mw = max(0, committed_mw - budget_mw)
     return Shares(
         demands=demands,
+        members=tuple(one.members for one in admitted),
         gpus=tuple(one.gpus for one in admitted),
         allocation=allocation,
         loss=tuple(loss.tolist()),
@@ -162,35 +192,84 @@ def share(
     )
 
 
+def _together(asks: Candidate, joined: Sequence[Candidate]) -> Candidate:
+    """Who asks, with no lower floor than the groups that it joins have: a rebound may have given them higher ones."""
+    floor_mw = max((old.demand.floor_mw for old in joined), default=0)
+    if floor_mw <= asks.demand.floor_mw:
+        return asks
+    demand = replace(asks.demand, floor_mw=floor_mw, draw_mw=max(asks.demand.draw_mw, floor_mw))
+    return replace(asks, demand=demand, floor_mw=demand.gpus * _whole_watts_up(floor_mw))
+
+
 def unreached_caps(state: State, config: Config, science: Science, site: SiteView) -> Caps:
     """Caps for admitted runs on GPUs that cannot be relied on: what was sent before, else their floor.
 
     Such GPUs are counted at their worst. A plan that came through all the same must not park the run.
     """
     caps: Caps = {}
-    for view in state.runs.values():
-        if view.phase != "admitted":
-            continue
-        for node in view.gpus:
-            gpus = gpus_on(view, node, site)
-            if gpus and not any(gpu.commandable for gpu in gpus):
-                cap_mw = view.sent_mw.get(node)
-                if cap_mw is None:
-                    cap_mw = lowest_cap_mw(_demand(view, gpus, config, science, science.knowledge(state)))
-                # Never a raise: no more than what each of these GPUs is counted at already.
-                bounds_mw = (gpu.worst_mw for gpu in gpus if gpu.worst_mw < prior_of(gpu.report))
-                caps[view.run, node] = min(cap_mw, *bounds_mw, cap_mw)
+    terms = _Terms(config, science, science.knowledge(state), site)
+    for views in grouped(_of_phase(state, "admitted")):
+        for view in views:
+            for node in view.gpus:
+                gpus = gpus_on(view, node, site)
+                if gpus and not any(gpu.commandable for gpu in gpus):
+                    cap_mw = view.sent_mw.get(node)
+                    if cap_mw is None:
+                        cap_mw = lowest_cap_mw(terms.demand(views, gpus))
+                    # Never a raise: no more than what each of these GPUs is counted at already.
+                    bounds_mw = (gpu.worst_mw for gpu in gpus if gpu.worst_mw < prior_of(gpu.report))
+                    caps[view.run, node] = min(cap_mw, *bounds_mw, cap_mw)
     return caps
 
 
-def _demand(
-    view: RunView, gpus: Sequence[Gpu], config: Config, science: Science, knowledge: Knowledge
-) -> RunDemand:
-    reports: list[GpuReport] = [gpu.report for gpu in gpus]
-    reduction = 0.0
-    if view.flex is not None:
-        reduction = knowledge.greatest_reduction(view.run, reports[0].model, view.flex.max_loss)
-    return demand_of(view, reports, science.mean, reduction, config.policy.draw_margin)
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """By what runs are counted in one cycle."""
+
+    config: Config
+    science: Science
+    knowledge: Knowledge
+    site: SiteView
+
+    def candidate(
+        self, views: Sequence[RunView], *, waiting: bool = False, joins: tuple[Run, ...] = ()
+    ) -> Candidate | None:
+        """These runs as one that asks; None where no plan reaches a GPU of theirs."""
+        gpus = tuple({gpu.key: gpu for view in views for gpu in commandable_gpus(view, self.site)}.values())
+        if not gpus:
+            return None
+        demand = self.demand(views, gpus)
+        mean_draw_mw = views[0].record.mean_draw_mw if len(views) == 1 else None
+        return Candidate(
+            waiting=waiting,
+            members=tuple(view.run for view in views),
+            gpus=gpus,
+            demand=demand,
+            park_mw=sum(gpu.park_mw for gpu in gpus),
+            floor_mw=demand.gpus * _whole_watts_up(demand.floor_mw),
+            mean_draw_mw=mean_draw_mw or demand.draw_mw,
+            joins=joins,
+        )
+
+    def demand(self, views: Sequence[RunView], gpus: Sequence[Gpu]) -> RunDemand:
+        """What they need of these GPUs. Runs that share GPUs: the highest floor of all, none below the prior limit.
+
+        What a board draws is no one run's, and what a run lost alone says little of what it loses beside others: so
+        each counts as one of which nothing was seen.
+        """
+        reports = [gpu.report for gpu in gpus]
+        if len(views) == 1:
+            return self._demand(views[0], reports, self.knowledge)
+        strangers = (structs.replace(view, record=Record()) for view in views)
+        demands = [self._demand(view, reports, self.science.ignorance) for view in strangers]
+        floor_mw = max(demand.floor_mw for demand in demands)
+        return replace(demands[0], floor_mw=floor_mw, flex_none=any(demand.flex_none for demand in demands))
+
+    def _demand(self, view: RunView, reports: list[GpuReport], knowledge: Knowledge) -> RunDemand:
+        reduction = 0.0
+        if view.flex is not None:
+            reduction = knowledge.greatest_reduction(view.run, reports[0].model, view.flex.max_loss)
+        return demand_of(view, reports, self.science.mean, reduction, self.config.policy.draw_margin)
 
 
 def _admission_order(view: RunView) -> tuple[bool, int, Run]:

@@ -147,7 +147,9 @@ def run_sample(
         unix_s=now_unix_s,
         run=str(view.run),
         cap_mw=max(caps, default=None),
-        draw_mw=round(sum(known) / len(known)) if known and len(known) == len(draws) else None,
+        draw_mw=round(sum(known) / len(known))
+        if known and len(known) == len(draws) and not view.shares
+        else None,
         share=None if rate is None or not base else rate / base,
         held_s=held_s,
     )

@@ -50,7 +50,8 @@ class RunView(Frozen, frozen=True, kw_only=True):
 
     ``waiting`` means waiting for power: known, but its floor does not fit yet. ``started_in_window`` runs are raised
     only out of budget. ``sent_mw`` is the cap last sent to each of its nodes. ``user_flex`` is the user's own word that
-    counted, and ``flex_source`` where it stood; both are empty when there was none. ``kins``: what the history
+    counted, and ``flex_source`` where it stood; both are empty when there was none. ``shares``: other jobs have GPUs of
+    it too, so that nothing is measured of it. ``kins``: what the history
     remembers of work of this name, until all its nodes have reported it; ``name_is_mixed``: that name was used for
     different work before.
     """
@@ -69,6 +70,7 @@ class RunView(Frozen, frozen=True, kw_only=True):
     reading: bool = False
     refusal: str = ""
     record: Record = Record()
+    shares: bool = False
     kins: tuple[Kin, ...] = ()
     name_is_mixed: bool = False
     sent_mw: dict[str, int] = {}
