@@ -111,20 +111,28 @@ def _asked(told: _Told) -> list[str]:
 def _known(told: _Told) -> list[str]:
     lines = [_known_draw(told), _known_rate(told)]
     if told["doubt"]:
-        lines.append(f"its counter is not believed: {told['doubt']}; so curves of other jobs count")
+        counts = "what its GPUs did" if told.get("disputed") else "curves of other jobs"
+        verb = "counts" if told.get("disputed") else "count"
+        lines.append(f"its counter is not believed: {told['doubt']}; so {counts} {verb}")
     lines.append(_known_pfi(told))
     if curve := _known_curve(told):
         lines.append(curve)
     loss, sd, cap_mw = told["expected_loss"], told["expected_loss_sd"], told["target_cap_mw"]
     if loss is not None and cap_mw is not None and not _ended(told):
-        by = "by curves of other jobs"
-        if told["learned"]:
-            by = f"by what was measured of {'it' if told['measured'] else 'runs of the same work'}"
+        by = f"by {_basis(told)}"
         lines.append(
             f"at its present cap of {format_power(cap_mw)} it is expected to lose "
             f"{percent(loss)} of its throughput{_around(loss, sd)}, {by}"
         )
     return lines
+
+
+def _basis(told: _Told) -> str:
+    if not told["learned"]:
+        return "curves of other jobs"
+    if told.get("disputed"):
+        return "what its GPUs did"
+    return f"what was measured of {'it' if told['measured'] else 'runs of the same work'}"
 
 
 def _known_draw(told: _Told) -> str:
@@ -173,9 +181,7 @@ def _known_curve(told: _Told) -> str:
     points = told.get("curve") or []
     if not points:
         return ""
-    basis = "curves of other jobs"
-    if told["learned"]:
-        basis = f"what was measured of {'it' if told['measured'] else 'runs of the same work'}"
+    basis = _basis(told)
     parts = []
     for point in points:
         low, high = (max(0.0, point["loss"] + side * Z95 * point["sd"]) for side in (-1, 1))
@@ -261,6 +267,11 @@ def _cost_unknown(told: _Told) -> str:
         why = "its counter is not believed"
     else:
         why = "its speed without a cap was not seen for long enough"
+    if shown := told.get("by_activity"):
+        return (
+            f"not known: {why}; estimated from the activity of its GPUs, about {percent(shown['loss'])} of its "
+            f"throughput while capped{_around(shown['loss'], shown['sd'])}"
+        )
     curves = told["by_curves"] or (
         {"loss": told["expected_loss"], "sd": told["expected_loss_sd"]}
         if told["expected_loss"] is not None
@@ -353,8 +364,10 @@ def _promised_loss(told: _Told) -> str:
     if cost["capped_s"] <= 0:
         return f"{promise}: kept, it was not capped"
     if loss is None or low is None or high is None:
-        curves = told["by_curves"]
+        shown, curves = told.get("by_activity"), told["by_curves"]
         about = "" if curves is None else f"; by curves of other jobs about {percent(curves['loss'])}"
+        if shown is not None:
+            about = f"; estimated from the activity of its GPUs about {percent(shown['loss'])}"
         return f"{promise}: not known{about}"
     if high <= most:
         return f"{promise}: kept"

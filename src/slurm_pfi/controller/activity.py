@@ -43,7 +43,8 @@ def pace_of(gpus: Sequence[tuple[GpuReport, int]], number: int) -> Pace | None:
 
     ``gpus``: each with the instant (our clock) at which its report came.
     """
-    found = [(gpu.activity, at_ns) for gpu, at_ns in gpus if gpu.activity is not None]
+    # What a board does for several runs says nothing of one of them.
+    found = [(gpu.activity, at_ns) for gpu, at_ns in gpus if gpu.activity is not None and len(gpu.runs) < 2]
     told = [(one, at_ns) for one, at_ns in found if _possible(one)]
     if not number or len(told) < number:
         return None

@@ -290,11 +290,13 @@ def _points(record: Record, segment: int, now_ns: int) -> list[Measurement]:
         rate_sd = level.rate_sd or 1.0
         if unjudged(level, free):
             continue
+        shown = judged(level, free)
+        if shown is not None:
+            share = shown.share
         if record.disputed:
-            shown = judged(level, free)
             if shown is None:
                 continue
-            share, rate_sd = shown.share, shown.sd
+            rate_sd = shown.sd
         if not LEAST_REDUCTION <= reduction <= 1 or 1 - share < LEAST_LOSS:
             continue
         if present and not record.disputed and record.implausible(level):

@@ -41,7 +41,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """``share`` of the baseline throughput to go by, its relative ``sd``, and why it is not the told one, else empty.
+    """``share`` of the baseline throughput to go by, its relative ``sd``, and why the told one is not believed, else "".
 
     ``sd`` of a told share is its noise; of one by activity the error of the model is in it.
     """
@@ -66,11 +66,16 @@ def estimate(tensor: Ratio | None, clock: Ratio | None) -> Ratio | None:
 
 
 def judge(told: Ratio, tensor: Ratio | None, clock: Ratio | None) -> Judged:
-    """What to go by: what is told as far as activity agrees, else what activity says."""
+    """What to go by: what is told as far as activity agrees, else what activity says.
+
+    What is told within the tolerance is not disputed, but followed only within MODEL_SD of what activity says: else
+    every job would do well to lie up to the tolerance.
+    """
     shown = estimate(tensor, clock)
     if tensor is not None and shown is not None:
         if abs(told.value - shown.value) <= shown.value * _reach(told.sd, tensor.sd):
-            return Judged(told.value, told.sd)
+            near = min(max(told.value, shown.value * (1 - MODEL_SD)), shown.value * (1 + MODEL_SD))
+            return Judged(near, told.sd)
         why = f"{_percent(told.value)} by its counter, {_percent(shown.value)} by its activity"
         return Judged(shown.value, shown.sd, why)
     if clock is not None and told.value < clock.value * (1 - _reach(told.sd, CLOCK_SD)):

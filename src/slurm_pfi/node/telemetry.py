@@ -103,7 +103,9 @@ def taken(
     if quick:
         return Taken(telemetry, draw_mw, draw_fault, "")
     telemetry, energy_fault = _energy(telemetry, sample, draw_mw, bounds)
-    return Taken(_activity(telemetry, sample, draw_mw, bounds, asked=asked), draw_mw, draw_fault, energy_fault)
+    return Taken(
+        _activity(telemetry, sample, draw_mw, bounds, asked=asked), draw_mw, draw_fault, energy_fault
+    )
 
 
 def slowed(event_reasons: int | None) -> str:
@@ -175,9 +177,7 @@ def _activity(
     most_mhz = ABSURD_CLOCK_MHZ if bounds.sm_clock_max_mhz is None else MOST_CLOCK * bounds.sm_clock_max_mhz
     clock_mhz = sample.sm_clock_mhz
     if clock_mhz is not None and 0 < clock_mhz <= most_mhz:
-        telemetry = replace(
-            telemetry, clock_mhz=telemetry.clock_mhz + clock_mhz, clocks=telemetry.clocks + 1
-        )
+        telemetry = replace(telemetry, clock_mhz=telemetry.clock_mhz + clock_mhz, clocks=telemetry.clocks + 1)
     if not asked:
         return telemetry
     made: Activity | None = None
