@@ -18,6 +18,7 @@ from ..model import GpuReport
 from ..store.history import History, HistoryError
 from ..store.rows import EndedRun
 from ..units import Z95
+from .activity import lost_by_activity
 from .fresh import Fresh
 from .knowledge import Knowledge
 from .learning import gpu_model
@@ -249,13 +250,16 @@ def job_view(
         "baseline_sd": record.baseline_sd,
         "reporting": record.reporting,
         "unit": record.unit,
-        "doubt": record.doubt or (UNLIKELY if record.unlikely else ""),
-        "measured": record.measured,
+        "doubt": record.doubt or record.disputed or (UNLIKELY if record.unlikely else ""),
+        "disputed": record.disputed,
+        "measured": record.measured and not view.shares,
+        "shared_capped": record.shared,
         "learned": knowledge.is_learned(view.run),
         "pfi": asdict(index_of(view, gpus, config, science, knowledge)),
         "expected_loss_sd": view.expected_loss_sd,
         "curve": _curve(view, gpus, knowledge),
         "by_curves": _by_curves(view, knowledge, model),
+        "by_activity": None if (shown := lost_by_activity(record)) is None else shown._asdict(),
         "cost": _cost(record),
         "limit": None
         if window is None or view.target_cap_mw is None

@@ -12,8 +12,10 @@ from ..config import Config
 from ..elasticity.index import PfiSource
 from ..model import GpuReport
 from ..slurm.tag import Tag, format_tag, parse_tag
+from .activity import lost_by_activity
 from .knowledge import Knowledge
 from .ledger import NS_PER_S
+from .record import Record
 from .runs import run_gpus
 from .science import GRID_W, Science, grid_of
 from .state import Action, RunView, State, TagWritten, WriteTag
@@ -132,11 +134,23 @@ def tag_of(view: RunView, state: State, config: Config, science: Science, now_un
         grid_high_w=round(index.grid_w[-1]),
         grid_step_w=round(step_w),
         flex="auto" if view.flex is None else view.flex.text,
-        loss=record.loss,
+        loss=_loss(record),
         energy_wh=None if energy_wh is None else round(energy_wh),
         capped_s=record.totals.capped_s,
         at_unix_s=now_unix_s,
     )
+
+
+def _loss(record: Record) -> float | None:
+    """By its counter; where its GPUs contradict that, by what they did, over the time that it was watched.
+
+    A run that tells no counter is told no loss: an estimate does not look like one here.
+    """
+    shown = lost_by_activity(record) if record.disputed else None
+    if shown is None:
+        return record.loss
+    totals = record.totals
+    return shown.loss * totals.capped_s / totals.known_s if totals.known_s > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +172,7 @@ def index_of(
     The library's default is that of GRID_W whatever the GPU: it belongs to no GPU model.
     """
     draw_mw = view.record.mean_draw_mw
-    if gpus and draw_mw is not None and view.record.measured and knowledge.is_learned(view.run):
+    if gpus and draw_mw is not None and not view.shares and view.record.measured and knowledge.is_learned(view.run):
         learned = knowledge.pfi(view.run, gpus[0].model, draw_mw, grid_of(gpus))
         if (
             learned is not None
