@@ -28,6 +28,7 @@ MAY: Final[dict[str, frozenset[str]]] = {
     "flex": frozenset({"model"}),
     "files": frozenset(),
     "progress": frozenset(),
+    "callbacks": frozenset({"progress"}),
     "config": QUANTITIES,
     "elasticity": frozenset({"units", "model"}),
     "allocation": frozenset({"units", "model", "elasticity"}),
@@ -116,6 +117,12 @@ def test_the_progress_function_needs_the_standard_library_alone() -> None:
     path = SOURCE / "progress.py"
     names = {name.split(".")[0] for name in imported(ast.parse(path.read_text("utf-8")), Path("progress.py"))}
     assert names <= sys.stdlib_module_names | {"__future__"}
+
+
+def test_what_users_import_loads_no_training_library() -> None:
+    names = ", ".join(f"{PACKAGE}.callbacks.{name}" for name in ("huggingface", "lightning"))
+    loaded = loaded_by(f"import {PACKAGE}, {PACKAGE}.progress, {names}")
+    assert loaded <= sys.stdlib_module_names | {PACKAGE, "__main__"} | loaded_by("pass")
 
 
 def modules_after(statement: str) -> set[str]:

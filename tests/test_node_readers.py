@@ -1,11 +1,10 @@
-"""What the agent reads of others: job files, progress datagrams, process titles; and its own lock and log."""
+"""What the agent reads of others: job files; and its own lock and log."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,10 +18,8 @@ from slurm_pfi.node.jobfile import JobFile, JobFileError, parse_job_file, read_j
 from slurm_pfi.node.lock import Lock, LockedError, end_holder
 from slurm_pfi.node.log import Log
 from slurm_pfi.node.paths import node_name
-from slurm_pfi.node.progress import JobFinder, ProgressSocket, ProgressTable, Sender, parse_progress
 from slurm_pfi.node.setup import gres_files
 from slurm_pfi.node.watch import FolderWatch
-from slurm_pfi.progress import report
 
 GOOD = b"pfi-job 1\njob_id 1234\nrestart 0\nuid 65534\ngpus 0,2-3\nflex 10%\n"
 ME = frozenset({os.geteuid()})
@@ -66,10 +63,9 @@ def test_anything_else_is_no_job_file(old: bytes, new: bytes, why: str) -> None:
 
 
 @given(st.binary(max_size=1200))
-def test_no_bytes_harm_the_readers(data: bytes) -> None:
+def test_no_bytes_harm_the_reader(data: bytes) -> None:
     with pytest.raises(JobFileError):
         parse_job_file("1234.0", data)
-    assert parse_progress(data) is None
 
 
 def test_a_folder_of_all_kinds(tmp_path: Path) -> None:
@@ -105,121 +101,6 @@ def test_a_watched_folder_tells_of_a_rename_at_once(tmp_path: Path) -> None:
         watch.close()
 
     asyncio.run(story())
-
-
-# --------------------------------------------------------------------------------------------------- progress
-
-
-@pytest.mark.parametrize(
-    ("data", "found"),
-    [
-        (b"pfi-progress 1 12 tokens", (12.0, "tokens")),
-        (b"pfi-progress 1 1.5e+09 steps", (1.5e9, "steps")),
-        (b"pfi-progress 1 12 tokens\n", None),
-        (b"pfi-progress 2 12 tokens", None),
-        (b"pfi-progress 1 -12 tokens", None),
-        (b"pfi-progress 1 1e999 tokens", None),
-        (b"pfi-progress 1 inf tokens", None),
-        (b"pfi-progress 1 12 Tokens", None),
-        (b"pfi-progress 1 12 " + b"x" * 300, None),
-    ],
-)
-def test_progress_datagrams(data: bytes, found: tuple[float, str] | None) -> None:
-    assert parse_progress(data) == found
-
-
-def test_a_rate_is_that_of_the_last_seconds() -> None:
-    table, sender = ProgressTable(), Sender(job_id=7, uid=1000)
-    table.take(sender, 100, "tokens", 0.0)
-    first = table.progress(7, 1000, 1.0)
-    assert first is not None and first.rate_per_s is None and first.age_s == 1.0
-    for second in range(1, 61):
-        table.take(
-            sender, 100 + (second if second <= 30 else 30 + (second - 30) * 5), "tokens", float(second)
-        )
-    found = table.progress(7, 1000, 60.0)
-    assert found is not None and found.rate_per_s == pytest.approx(5.0, rel=0.01)
-    table.take(sender, 3, "tokens", 61.0)
-    begun = table.progress(7, 1000, 61.0)
-    assert begun is not None and begun.rate_per_s is None, "a counter that falls begins anew"
-    assert table.progress(7, 0, 61.0) is None, "another user's word on this job"
-    table.keep_only({8})
-    assert table.progress(7, 1000, 61.0) is None
-
-
-TITLED = """
-import ctypes, os, subprocess, sys
-title = sys.argv[1]
-ctypes.CDLL(None).prctl(15, b"slurmstepd", 0, 0, 0)
-sys.exit(subprocess.run([sys.argv[3], "-c", sys.argv[2]], check=False).returncode)
-"""
-
-
-def as_slurmstepd(title: str, code: str) -> None:
-    """Run code below a process that looks like slurmstepd with this title."""
-    done = subprocess.run(
-        [title, "-c", TITLED, title, code, sys.executable], executable=sys.executable, check=False, timeout=30
-    )
-    assert done.returncode == 0
-
-
-@pytest.mark.parametrize(("title", "job_id"), [("slurmstepd: [41.batch]", 41), ("slurmstepd: [x]", None)])
-def test_the_process_tree_tells_whose_counter_it_is(tmp_path: Path, title: str, job_id: int | None) -> None:
-    async def story() -> None:
-        table, drops = ProgressTable(), list[str]()
-        listener = ProgressSocket(
-            tmp_path / "p.sock", JobFinder(ME), table, on_first_drop=lambda why, uid: drops.append(why)
-        )
-        listener.open()
-        # The sender stays until it has been read: a process that is gone leads to no job.
-        read = str(tmp_path / "read")
-        code = (
-            "import os, time\nfrom slurm_pfi.progress import report\n"
-            f"os.environ['SLURM_PFI_PROGRESS'] = {str(tmp_path / 'p.sock')!r}\n"
-            f"assert report(5)\nwhile not os.path.exists({read!r}): time.sleep(0.01)"
-        )
-        running = asyncio.create_task(asyncio.to_thread(as_slurmstepd, title, code))
-        try:
-            async with asyncio.timeout(20):
-                while not (running.done() or drops or table.progress(job_id or 0, os.geteuid(), 0.0)):
-                    await asyncio.sleep(0.01)
-        finally:
-            (tmp_path / "read").touch()
-            listener.close()
-            await running
-        assert bool(drops) == (job_id is None)
-        assert (table.progress(41, os.geteuid(), 0.0) is not None) == (job_id == 41)
-        assert not (tmp_path / "p.sock").exists()
-
-    asyncio.run(story())
-
-
-def test_a_slurmstepd_of_another_user_is_not_believed(tmp_path: Path) -> None:
-    finder = JobFinder(frozenset({os.geteuid() + 1}))
-    assert finder.job_of(os.getpid(), os.geteuid()) is None
-    assert finder.job_of(os.getpid(), os.geteuid() + 1) is None
-
-
-def test_a_flood_leaves_the_loop_free(tmp_path: Path) -> None:
-    async def story() -> int:
-        listener = ProgressSocket(
-            tmp_path / "p.sock", JobFinder(ME), ProgressTable(), on_first_drop=lambda why, uid: None
-        )
-        listener.open()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
-            for _ in range(4000):
-                try:
-                    sender.sendto(b"x", str(tmp_path / "p.sock"))
-                except BlockingIOError:
-                    await asyncio.sleep(0)
-                if listener.dropped["more than can be read"]:
-                    break
-        dropped = listener.dropped["more than can be read"]
-        listener.close()
-        return dropped
-
-    assert asyncio.run(story()) == 1
-    assert not report(1), "nobody listens, and the job is not harmed"
 
 
 # ------------------------------------------------------------------------------------------------- the rest

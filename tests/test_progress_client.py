@@ -26,6 +26,8 @@ MESSAGE = re.compile(rb"pfi-progress 1 ([0-9.e+-]+) ([a-z]{1,16})")
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     path = tmp_path / "progress.sock"
     monkeypatch.setenv("SLURM_PFI_PROGRESS", str(path))
+    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as receiver:
         receiver.bind(str(path))
         yield receiver
@@ -85,6 +87,29 @@ def test_no_agent_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not report(1)
 
 
+def test_a_run_has_a_socket_of_its_own(
+    agent: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "41")
+    assert report(1), "there is none: the one for all is used"
+    assert agent.recv(512) == b"pfi-progress 1 1 tokens"
+    (tmp_path / "progress").mkdir()
+    for restart, name in ((None, "41.0"), ("2", "41.2")):
+        if restart is not None:
+            monkeypatch.setenv("SLURM_RESTART_COUNT", restart)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as own:
+            own.bind(str(tmp_path / "progress" / name))
+            assert report(2)
+            assert own.recv(512) == b"pfi-progress 1 2 tokens"
+            while report(3):
+                pass
+        assert report(4), "nobody reads it any more"
+        assert agent.recv(512) == b"pfi-progress 1 4 tokens", "a full one sends nothing to the one for all"
+    monkeypatch.setenv("SLURM_JOB_ID", "../41")
+    assert report(5)
+    assert agent.recv(512) == b"pfi-progress 1 5 tokens"
+
+
 def test_without_the_variable_the_node_s_own_socket_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses: list[str] = []
 
@@ -93,13 +118,16 @@ def test_without_the_variable_the_node_s_own_socket_is_used(monkeypatch: pytest.
             addresses.append(address)
             return len(data)
 
-    monkeypatch.delenv("SLURM_PFI_PROGRESS", raising=False)
+    for name in ("SLURM_PFI_PROGRESS", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
     monkeypatch.setattr("slurm_pfi.progress.socket.socket", Recorder)
     assert report(1)
+    monkeypatch.setenv("SLURM_JOB_ID", "41")
+    assert report(1)
     monkeypatch.setenv("SLURMD_NODENAME", "../../tmp")
     assert not report(1)
-    assert addresses == ["/run/slurm-pfi/n7/progress.sock"]
+    assert addresses == ["/run/slurm-pfi/n7/progress.sock", "/run/slurm-pfi/n7/progress/41.0"]
 
 
 def test_the_file_works_alone(agent: socket.socket, tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""Progress of a Hugging Face ``Trainer``:
+
+    from slurm_pfi.callbacks.huggingface import ReportProgress
+    trainer = Trainer(..., callbacks=[ReportProgress()])
+
+It counts tokens where the trainer does (``TrainingArguments(include_num_input_tokens_seen=...)``), else optimiser
+steps. Both are counted over all ranks and go on when training resumes from a checkpoint, so one process of the run
+reports: the main one. Its node's counter is the run's; other nodes need not tell one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .reporter import Reporter, base_class
+
+
+class _Hooks:
+    """The callback without its base class. What it cannot read it does not report; training is never disturbed."""
+
+    def __init__(self) -> None:
+        self._reporter = Reporter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """After an optimiser step, however many batches it gathered."""
+        self._tell(args, state, last=False)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The last counter, which may have come too soon after the one before."""
+        self._tell(args, state, last=True)
+
+    def _tell(self, args: Any, state: Any, *, last: bool) -> None:
+        try:
+            if state.is_world_process_zero:
+                self._reporter.tell(*_counter(args, state), last=last)
+        except Exception:  # training must never fail for its report
+            return
+
+
+def _counter(args: Any, state: Any) -> tuple[float, str]:
+    """Tokens if they are counted in this training: a checkpoint may bring a count that no longer rises."""
+    counted = getattr(args, "include_num_input_tokens_seen", False) not in (False, None, "no")
+    tokens = getattr(state, "num_input_tokens_seen", 0) if counted else 0
+    return (tokens, "tokens") if tokens else (state.global_step, "steps")
+
+
+def __getattr__(name: str) -> Any:
+    """Make the class when it is first asked for, so that importing this module loads no library (PEP 562)."""
+    if name != "ReportProgress":
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    base = base_class("transformers", "TrainerCallback", "transformers", __name__)
+    made = type(name, (_Hooks, base), {"__module__": __name__, "__doc__": __doc__})
+    globals()[name] = made
+    return made
