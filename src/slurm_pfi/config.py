@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 import re
 import tomllib
@@ -18,6 +19,7 @@ from .model import Mode
 DEFAULT_PATH: Final = Path("/etc/slurm-pfi/slurm-pfi.toml")
 PATH_VARIABLE: Final = "SLURM_PFI_CONF"
 
+_PORT: Final = re.compile(r"[1-9][0-9]{0,4}")
 Seconds = Annotated[float, Meta(gt=0, le=7 * 86400)]
 Watts = Annotated[float, Meta(ge=0, le=1e10)]
 SomeWatts = Annotated[float, Meta(gt=0, le=1e10)]
@@ -117,12 +119,14 @@ class NodeSection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The root agent. Each node has its own folder, named after it, under ``state_dir``.
 
     ``identity_dir``, if set, replaces the kernel as the source of boot id and driver start (simulated nodes): it
-    holds one folder per node with the files ``boot_id`` and ``driver_start``.
+    holds one folder per node with the files ``boot_id`` and ``driver_start``. ``metrics``: where Prometheus may read,
+    ``off``, ``unix`` (metrics.sock in the node's folder) or a loopback ``ADDRESS:PORT``.
     """
 
     state_dir: str = "/run/slurm-pfi"
     on_orphan: Literal["hold", "release"] = "hold"
     identity_dir: str | None = None
+    metrics: str = "off"
 
 
 class SlurmSection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -200,6 +204,7 @@ def _check(config: Config, origin: str) -> None:
     for field in ("state_dir", "run_dir"):
         _absolute(origin, f"controller.{field}", getattr(config.controller, field))
     _absolute(origin, "node.state_dir", config.node.state_dir)
+    _check_metrics(config.node.metrics, origin)
     _absolute(origin, "slurm.conf", config.slurm.conf)
     for key, value in (
         ("node.identity_dir", config.node.identity_dir),
@@ -219,6 +224,22 @@ def _check_times(times: TimesSection, origin: str) -> None:
                 f"{origin}: times.{name} = {value_s:g}: with times.cycle_window_s = {times.cycle_window_s:g} it must "
                 f"not exceed times.response_s = {times.response_s:g}, or a limit may not hold in time when a node hangs"
             )
+
+
+def _check_metrics(where: str, origin: str) -> None:
+    """Off, a Unix socket or a loopback port: a root daemon listens to no network."""
+    if where in ("off", "unix"):
+        return
+    host, _, port = where.rpartition(":")
+    try:
+        loopback = ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback or _PORT.fullmatch(port) is None or not 1 <= int(port) <= 65535:
+        raise ConfigError(
+            f'{origin}: node.metrics = {_shown_value(where)}: expected "off", "unix" or a loopback port such as '
+            '"127.0.0.1:9401"'
+        )
 
 
 def _absolute(origin: str, key: str, value: str) -> None:

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -44,6 +44,9 @@ from .setup import commanders, settings_of
 from .state import State
 from .watch import FolderWatch
 
+if TYPE_CHECKING:
+    from .scrape import MetricsServer
+
 SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """Block them before a restorer is dismissed, until ``run`` can heed them: a stop in between must leave one again."""
 STOP_S: Final = 10.0
@@ -68,6 +71,7 @@ class Agent:
         self._ignored: dict[str, str] = {}
         self._refused_uids: set[int] = set()
         self._watch: FolderWatch | None = None
+        self._metrics: MetricsServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.runtime = Runtime(
             settings_of(config, node, hardware.identity().boot_id),
@@ -108,6 +112,7 @@ class Agent:
         self._watch_jobs()
         self._read_jobs()
         await self._open_sockets()
+        self._open_metrics()
         self._tasks = [asyncio.create_task(self._client.run()), asyncio.create_task(self._rescan())]
         period_s = watchdog_period_s()
         if period_s is not None:
@@ -143,6 +148,21 @@ class Agent:
         except SocketError as error:
             self.runtime.feed(FaultChanged(what="progress", text=f"jobs cannot report progress: {error}"))
 
+    def _open_metrics(self) -> None:
+        where = self._config.node.metrics
+        if where == "off":
+            return
+        from .metrics import exposition
+        from .scrape import MetricsServer
+
+        server = MetricsServer(where, self._paths.metrics, exposition(self.runtime))
+        try:
+            server.start()
+            self._metrics = server
+            self._log.info("metrics", at=self._paths.metrics if where == "unix" else where)
+        except SocketError as error:
+            self.runtime.feed(FaultChanged(what="metrics", text=f"Prometheus cannot read metrics: {error}"))
+
     async def _close(self) -> None:
         for task in self._tasks:
             task.cancel()
@@ -151,6 +171,8 @@ class Agent:
             asyncio.get_running_loop().remove_reader(self._watch.descriptor)
             self._watch.close()
         self._progress.close()
+        if self._metrics is not None:
+            await self._metrics.close()
         await self._control.close()
         await self.runtime.close()
         self._log.tell_repeated(all_of_it=True)
@@ -243,7 +265,11 @@ class Agent:
                 for gpu in state.gpus.values()
                 if gpu.current_mw is not None or gpu.pending is not None
             ]
-            how = "not restored; the GPUs are free for a reset" if freed else "not restored yet, still being tried"
+            how = (
+                "not restored; the GPUs are free for a reset"
+                if freed
+                else "not restored yet, still being tried"
+            )
             return refusal(f"{how}: {', '.join(left)}", exit_code=NO)
         message = (
             f"{self._node} released: every GPU is at its prior limit and free for a reset; "

@@ -73,8 +73,15 @@ def _mode(state: State, now_ns: int) -> str:
         return "no plan held"
     if state.held.plan.mode == "observe":
         return "observe only"
+    return "window open" if window_open(state, now_ns) else "no window"
+
+
+def window_open(state: State, now_ns: int) -> bool:
+    """Whether a step that caps this node is in force; not while an admin has released it, nor in observe mode."""
+    if state.held is None or state.released or state.held.plan.mode == "observe":
+        return False
     _, step = state.held.in_force(now_ns, skip_lease=state.settings.skip_lease)
-    return "no window" if step.park_cap_mw is None else "window open"
+    return step.park_cap_mw is not None
 
 
 def _count(number: int, what: str) -> str:

@@ -52,6 +52,10 @@ class NodePaths:
         return self.folder / "progress.sock"
 
     @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.sock"
+
+    @property
     def lock(self) -> Path:
         return self.folder / "lock"
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -89,6 +89,8 @@ class Runtime:
         self._feeding = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self.counted: Counter[str] = Counter()
+        """Audit records of each event since the start, written or lost."""
         self._asked_s: dict[int, float] = {}
         self._failing_s: float | None = None
         self._not_journaled: dict[GpuId, str] = {}
@@ -133,6 +135,11 @@ class Runtime:
             return f"the GPUs have left a question without an answer for {now_s - oldest_s:.0f} s"
         return ""
 
+    @property
+    def audit_lost(self) -> int:
+        """Audit records that could not be written."""
+        return self._audit.lost
+
     def reopen_audit(self) -> None:
         """After the file was renamed by logrotate."""
         self._audit.reopen()
@@ -153,6 +160,7 @@ class Runtime:
         for action in actions:
             match action:
                 case Audit():
+                    self.counted[action.event] += 1
                     self._audit.write(action.event, action.fields)
                     self._log.audited(action.event, action.fields)
                 case WriteJournal():
