@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,8 @@ import pytest
 
 from slurm_pfi.gpu.journal import Journal, JournalEntry
 from slurm_pfi.model import GpuReport, PlanStep, Report
+from slurm_pfi.sim.jobs import model_job
+from slurm_pfi.sim.standin import NodeGpus
 from testbed import gpus
 from testbed.gpus import FaultKind, Node
 from testbed.lone_node import Commander, LoneNode, ceilings
@@ -24,6 +26,7 @@ PARK_MW: Final = 200_000
 PARKED: Final = [PARK_MW] * 4
 RESPONSE_S: Final = 3.0
 HANG_S: Final = 45.0
+WORKLOAD: Final = model_job("L70 FT nc").workload
 SET: Final = "nvmlDeviceSetPowerManagementLimit"
 NO_PERMISSION, NOT_SUPPORTED, TIMEOUT, GPU_IS_LOST, NEEDS_RESET = 4, 3, 10, 15, 16
 
@@ -43,8 +46,9 @@ def short_times(site: LoneNode, **times: float) -> LoneNode:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[LoneNode]:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoneNode]:
     """Four GPUs whose three numberings differ; nothing runs yet."""
+    monkeypatch.setenv("PFI_STANDIN_LIB", str(gpus.library_path()))
     made = short_times(LoneNode(tmp_path))
     try:
         yield made
@@ -101,6 +105,18 @@ async def until(reached: Callable[[], object], why: str, deadline_s: float = 15.
     raise AssertionError(f"not within {deadline_s:g} s: {why}")
 
 
+@contextmanager
+def busy(site: LoneNode, *uuids: str) -> Iterator[None]:
+    """A training job draws full power on these GPUs."""
+    job = NodeGpus(site.sim, "7.0")
+    try:
+        for uuid in uuids:
+            job.register(uuid, WORKLOAD)
+        yield
+    finally:
+        job.close()
+
+
 def gpu(report: Report, uuid: str) -> GpuReport:
     (found,) = [one for one in report.gpus if one.uuid == uuid]
     return found
@@ -150,6 +166,7 @@ __all__ = [
     "LoneNode",
     "Node",
     "agent_on",
+    "busy",
     "ceilings",
     "changed_by_us",
     "ends",
