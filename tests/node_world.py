@@ -164,7 +164,8 @@ class World:
         match question:
             case m.Sample():
                 try:
-                    return m.Sampled(samples=now(self.devices.sample(question.uuids)), quick=question.quick)
+                    asked = {"quick": question.quick, "activity": question.activity}
+                    return m.Sampled(samples=now(self.devices.sample(question.uuids, **asked)), **asked)
                 except DeviceError as error:
                     raise AssertionError("the shell turns it into failures") from error
             case m.SetLimit():

@@ -42,7 +42,7 @@ def _possible(gpu: GpuReport) -> bool:
         return False
     if gpu.prior_mw is not None and not gpu.min_mw <= gpu.prior_mw <= gpu.max_mw:
         return False
-    values = (gpu.requested_mw, gpu.enforced_mw, gpu.ceiling_mw, gpu.draw_mw)
+    values = (gpu.requested_mw, gpu.enforced_mw, gpu.ceiling_mw, gpu.draw_mw, gpu.mean_mw)
     return all(value is None or 0 <= value <= MAX_GPU_MW for value in values)
 
 
@@ -57,5 +57,8 @@ def _unknown(gpu: GpuReport, node: NodeView) -> GpuReport:
         ceiling_mw=None,
         prior_mw=None,
         draw_mw=None,
+        mean_mw=None,
+        activity=None,
+        slowed="",
         fault=gpu.fault or "what its node says of its limits cannot be",
     )

@@ -97,11 +97,11 @@ class Taken(NamedTuple):
 def taken(
     before: Telemetry, sample: DeviceSample, bounds: Bounds, *, quick: bool = False, asked: bool = False
 ) -> Taken:
-    """Take one reading in. ``asked``: it was asked for activity too; ``quick``: it follows another at once."""
+    """Take one reading in. ``asked``: for activity too; ``quick``: only a draw and limits, between two others."""
     draw_mw, draw_fault = _draw(sample, bounds)
-    telemetry = replace(before, slowed=slowed(sample.event_reasons))
     if quick:
-        return Taken(telemetry, draw_mw, draw_fault, "")
+        return Taken(before, draw_mw, draw_fault, "")
+    telemetry = replace(before, slowed=slowed(sample.event_reasons))
     telemetry, energy_fault = _energy(telemetry, sample, draw_mw, bounds)
     return Taken(
         _activity(telemetry, sample, draw_mw, bounds, asked=asked), draw_mw, draw_fault, energy_fault
