@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from slurm_pfi.cli.job import told_lines
 from slurm_pfi.controller import state as cs
+from slurm_pfi.controller.answers import job_view
 from slurm_pfi.controller.boards import grouped, shared_runs
 from slurm_pfi.controller.forecast import what_if
 from slurm_pfi.controller.forecast_values import Target
@@ -20,7 +22,7 @@ from slurm_pfi.controller.tags import index_of
 from slurm_pfi.controller.views import run_view
 from slurm_pfi.model import GpuReport, Progress, Run, RunReport
 
-from .test_controller_core import RUN, Site, W, gpu
+from .test_controller_core import NOW_S, RUN, S, Site, W, gpu
 
 OTHER, THIRD = Run("c", 2), Run("c", 3)
 OVERHEAD_W = 100
@@ -72,8 +74,7 @@ class Boards:
             gpus.append(
                 gpu(uuid, *runs, limit_w=round(limit_w), draw_mw=round(draw_w * W) if draw_w else None)
             )
-        runs = {run: [u for u, on in self.boards[node].items() if run in on] for run in self.flex}
-        runs = {run: uuids for run, uuids in runs.items() if uuids}
+        has = {run: [u for u, on in self.boards[node].items() if run in on] for run in self.flex}
         self.site.hear(
             node,
             *gpus,
@@ -87,7 +88,8 @@ class Boards:
                     if run in self.counter
                     else None,
                 )
-                for run, uuids in runs.items()
+                for run, uuids in has.items()
+                if uuids
             ),
         )
 
@@ -324,6 +326,30 @@ def test_what_if_names_every_run_of_a_shared_gpu_and_counts_the_gpu_once() -> No
     assert told.runs[0].cap_mw == told.runs[1].cap_mw
     assert [run.baseline for run in told.runs[:2]] == ["bounded", "bounded"]
     assert not told.standing.unreached
+
+
+def test_job_says_why_nothing_is_known_of_a_run_that_shares() -> None:
+    made = two_on_one("medium", "medium")
+    made.site.limit(1000)
+    made.turn()
+    site = made.site
+    now_s = NOW_S + site.now_ns / S
+
+    def told() -> str:
+        answer = job_view(
+            site.state.runs[RUN], site.state, site.config, site.core.science, site.now_ns, now_s
+        )
+        beside = {"asked_unix_s": now_s, "events": [], "events_trouble": "", "other_runs": []}
+        return " ".join(" ".join(told_lines({**answer, **beside}, 100)).split())
+
+    assert "shares its GPU with other jobs: not measured meanwhile" in told()
+    assert "not known: it shared a GPU with other jobs while caps held that down" in told()
+    assert "nothing: no cap" not in told()
+    assert "kept, it was not capped" not in told()
+    made.boards["n1"]["A"] = (RUN,)
+    made.turn()
+    assert "shares its GPU" not in told()
+    assert "not known: it shared a GPU" in told()
 
 
 # ------------------------------------------------------------------------------------------------ any boards

@@ -18,6 +18,8 @@ HEADINGS: Final = ("Asked", "Known", "Done", "Cost", "Saved", "Promised")
 MOST_TOLD: Final = 24
 """Entries of the timeline that are shown: a screen of them."""
 
+SHARED: Final = "it shared a GPU with other jobs while caps held that down, which is not measured"
+
 NO_PROGRESS: Final = "the job reports no progress"
 
 _Told = Mapping[str, Any]
@@ -110,6 +112,10 @@ def _asked(told: _Told) -> list[str]:
 
 def _known(told: _Told) -> list[str]:
     lines = [_known_draw(told), _known_rate(told)]
+    if told.get("shares") and not _ended(told):
+        lines.append(
+            "it shares its GPU with other jobs: not measured meanwhile, and no cap below any of their floors"
+        )
     if told["doubt"]:
         counts = "what its GPUs did" if told.get("disputed") else "curves of other jobs"
         verb = "counts" if told.get("disputed") else "count"
@@ -235,7 +241,7 @@ def timeline(events: Sequence[_Told]) -> list[str]:
 
 def _cost(told: _Told) -> list[str]:
     cost = told["cost"]
-    if cost["capped_s"] <= 0:
+    if cost["capped_s"] <= 0 and not told.get("shared_capped"):
         return ["nothing: no cap has lowered its draw"]
     if cost["loss_capped"] is None or cost["lost_low"] is None:
         return [_cost_unknown(told)]
@@ -261,7 +267,9 @@ def _cost(told: _Told) -> list[str]:
 
 
 def _cost_unknown(told: _Told) -> str:
-    if not told["reporting"]:
+    if told.get("shared_capped"):
+        why = SHARED
+    elif not told["reporting"]:
         why = NO_PROGRESS
     elif told["doubt"]:
         why = "its counter is not believed"
@@ -288,6 +296,8 @@ def _cost_unknown(told: _Told) -> str:
 def _saved(told: _Told) -> list[str]:
     cost = told["cost"]
     drawn = f"it drew {_energy(cost['drawn_wh'])} while it was watched"
+    if told.get("shared_capped"):
+        return [f"not known: {SHARED}; {drawn} alone"]
     if cost["capped_s"] <= 0:
         return [f"nothing; {drawn}"]
     if cost["saved_wh"] is None:
@@ -361,7 +371,7 @@ def _promised_loss(told: _Told) -> str:
         return _promised_none(told)
     promise = f"at most {percent(most, 0)} lost while capped"
     loss, low, high = cost["loss_capped"], cost["loss_capped_low"], cost["loss_capped_high"]
-    if cost["capped_s"] <= 0:
+    if cost["capped_s"] <= 0 and not told.get("shared_capped"):
         return f"{promise}: kept, it was not capped"
     if loss is None or low is None or high is None:
         shown, curves = told.get("by_activity"), told["by_curves"]

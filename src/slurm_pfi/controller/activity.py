@@ -108,6 +108,8 @@ def unjudged(level: Level, free: Level | None) -> bool:
 
 def lost_by_activity(record: Record) -> Estimated | None:
     """What caps cost a run by the activity of its GPUs alone, in the last hours; None where that does not tell it."""
+    if record.shared:
+        return None  # a part of the time under caps is not in its levels
     free = {level.segment: level for level in record.levels if level.cap_mw is None}
     binding_mw = record.draw_mw
     loss = sd = known_s = capped_s = 0.0

@@ -296,7 +296,7 @@ def _curve(view: RunView, gpus: Sequence[GpuReport], knowledge: Knowledge) -> li
 def _by_curves(view: RunView, knowledge: Knowledge, model: str) -> dict[str, Any] | None:
     """What it is expected to have lost while capped, from its draws under caps; None without such draws."""
     draw_mw = view.record.mean_draw_mw
-    if not draw_mw:
+    if not draw_mw or view.record.shared:
         return None
     levels = [
         (level.draw_s, 1.0 - level.draw_mw / draw_mw)
