@@ -26,6 +26,8 @@ from slurm_pfi.node.paths import NodePaths
 from . import gpus
 
 WAIT_S: Final = 15.0
+_ANSWERED_S: Final = 4.0
+"""Within this a report says that a plan is held; else it was lost, as on any bus, and another one is sent."""
 
 
 def wait_for(what: Callable[[], Any], why: str, deadline_s: float = WAIT_S) -> Any:
@@ -172,9 +174,12 @@ class Commander:
         self.reports.append(report)
         self.news.set()
 
-    async def until(self, reached: Callable[[Report], object], why: str) -> Report:
+    async def until(
+        self, reached: Callable[[Report], object], why: str, deadline_s: float = WAIT_S
+    ) -> Report:
+        """The newest report once it is so."""
         try:
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(deadline_s):
                 while not (self.reports and reached(self.reports[-1])):
                     self.news.clear()
                     await self.news.wait()
@@ -183,20 +188,30 @@ class Commander:
         return self.reports[-1]
 
     async def plan(self, *steps: PlanStep, **changes: Any) -> Report:
-        """Answer the newest report; returns the report that shows the plan held."""
-        report = await self.until(lambda report: report.gpus, "GPUs listed")
-        self.seq = max(self.seq, report.held.seq if report.held else 0) + 1
-        plan = Plan(
-            cluster="c",
-            node=self.site.name,
-            id=PlanId(1, self.seq),
-            answers=report.id,
-            mode="enforce",
-            reason="t",
-            steps=steps,
-        )
-        self.server.send(self.site.name, msgspec.structs.replace(plan, **changes))
-        return await self.until(lambda report: report.held and report.held.seq == self.seq, "the plan held")
+        """Answer the newest report, again while nothing comes of it; returns the report that shows the plan held."""
+        ends_s = time.monotonic() + WAIT_S
+        while True:
+            report = await self.until(lambda report: report.gpus, "GPUs listed")
+            self.seq = max(self.seq, report.held.seq if report.held else 0) + 1
+            plan = Plan(
+                cluster="c",
+                node=self.site.name,
+                id=PlanId(1, self.seq),
+                answers=report.id,
+                mode="enforce",
+                reason="t",
+                steps=steps,
+            )
+            self.server.send(self.site.name, msgspec.structs.replace(plan, **changes))
+            try:
+                return await self.until(
+                    lambda report: report.held and report.held.seq == self.seq, "the plan held", _ANSWERED_S
+                )
+            except AssertionError:
+                if time.monotonic() > ends_s:
+                    raise AssertionError(
+                        f"refused: {[r.refused for r in self.reports if r.refused]}"
+                    ) from None
 
     async def ceilings(self, *wanted_mw: int) -> Report:
         """Wait until the GPUs, in gres.conf order, are acknowledged at these limits."""
