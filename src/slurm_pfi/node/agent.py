@@ -281,6 +281,7 @@ class Agent:
         state = self.runtime.state
         data: dict[str, Any] = msgspec.to_builtins(build_report(state, time.monotonic_ns()))
         data["summary"] = self._summary()
+        data["settings"] = msgspec.to_builtins(state.settings)
         data["connected"] = state.connected
         data["mode"] = state.held.plan.mode if state.held else None
         data["progress_dropped"] = dict(self._progress.dropped)
