@@ -1,8 +1,8 @@
 """How soon caps are in force on a node of eight GPUs: ``python -m bench.device`` writes build/bench/device.json.
 
-The real agent and its NVML process on simulated GPUs, 15 ms in every NVML call. Each time is that from sending a plan to
-the agent's own record of the enforced read-back of the last GPU. ``hang_delay_ms`` is how much later the caps of seven
-GPUs are when the calls of the eighth hang for 45 s: the greatest time with the hang minus the median without.
+The real agent and its NVML process on simulated GPUs, 15 ms in every NVML call. Each time is that from sending a plan
+to the agent's own record of the enforced read-back of the last GPU. ``hang_delay_ms`` is how much later the caps of
+seven GPUs are when the calls of the eighth hang for 45 s: the greatest time with the hang minus the median without.
 """
 
 from __future__ import annotations
