@@ -79,6 +79,7 @@ class World:
         self.exited = False
         self.agents = 0
         self.fresh_plan = False
+        self.stop_after: int | None = None  # the agent is killed once it has carried out so many actions
         self.seq = 0
         self.state: State = State(settings=settings(), started_ns=0)
 
@@ -111,6 +112,9 @@ class World:
         unjournaled: set[GpuId] = set()
         follow: list[m.Event] = []
         for place, action in enumerate(actions):
+            if self.stop_after is not None and self.stop_after <= place:
+                self.exited = True
+                return
             self.order.append(type(action).__name__)
             match action:
                 case m.Audit():
