@@ -58,18 +58,26 @@ def take_within(path: Path, wait_s: float = _WAIT_S) -> Lock:
 def end_holder(path: Path, wait_s: float = _WAIT_S) -> int | None:
     """Send SIGTERM to the process that holds the lock and wait for its end. Returns its pid, None if nobody did.
 
-    Only a living process can hold an flock, so the pid in a held file is never somebody else's.
-    Raises LockedError when it does not end in time.
+    The pid in the file is believed only of a process that has the file open: a holder of an instant ago may not have
+    written its own yet. Raises LockedError when it does not end in time.
     """
     try:
         Lock(path).release()
     except LockedError as error:
-        if error.pid is not None:
+        if error.pid is not None and _has_open(error.pid, path):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(error.pid, signal.SIGTERM)
         take_within(path, wait_s).release()
         return error.pid
     return None
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    """By the names of its descriptors; none of its files is touched, for one may be on a server that is gone."""
+    wanted = str(path.resolve())
+    with contextlib.suppress(OSError):
+        return any(str(entry.readlink()) == wanted for entry in Path(f"/proc/{pid}/fd").iterdir())
+    return False
 
 
 def _pid_in(descriptor: int) -> int | None:
