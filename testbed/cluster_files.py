@@ -41,7 +41,8 @@ class ClusterOptions:
     """How the cluster is to be.
 
     ``gres`` gives a node's GPUs in the order of gres.conf, so the position is the place in the list and the minor
-    number is free; a node not named there has ``gpus_per_node`` GPUs with minor = position. ``job_env`` reaches every
+    number is free; a node not named there has ``gpus_per_node`` GPUs with minor = position. ``parts`` are what several
+    jobs may have of one GPU, by name (shard, mps): how many there are on each node. ``job_env`` reaches every
     batch script and task (``%n`` is replaced by the node's name), ``slurmd_env`` slurmd and its hooks,
     ``client_env`` the commands of the submitting user. ``prolog``/``epilog``: None takes the project's own hooks,
     ``hooks=False`` none at all. ``conf`` is added to slurm.conf as it is. ``accounting`` adds slurmdbd and its
@@ -51,6 +52,7 @@ class ClusterOptions:
     nodes: int = 4
     gpus_per_node: int = 8
     gres: Mapping[str, Sequence[Gpu]] = field(default_factory=dict)
+    parts: Mapping[str, int] = field(default_factory=dict)
     name: str = "pfi"
     partitions: Sequence[str] = ("main", "urgent")
     slurm_user: str | None = None
@@ -253,6 +255,7 @@ def _gres_conf(layout: Layout, options: ClusterOptions) -> str:
     for node in options.node_names:
         for gpu in options.gpus(node):
             lines.append(f"NodeName={node} Name=gpu Type={gpu.type} File={layout.device(node, gpu.minor)}")
+        lines += [f"NodeName={node} Name={name} Count={count}" for name, count in options.parts.items()]
     return "\n".join([*lines, ""])
 
 
@@ -333,7 +336,7 @@ def _slurm_conf(layout: Layout, options: ClusterOptions, ports: Sequence[int]) -
         "SchedulerParameters=sched_interval=2,batch_sched_delay=0,sched_min_interval=0,bf_interval=1",
         "SlurmdParameters=config_overrides",
         "PrologFlags=Alloc",
-        "GresTypes=gpu",
+        f"GresTypes={','.join(['gpu', *options.parts])}",
         "ReturnToService=2",
         "InactiveLimit=0",
         "KillWait=2",
@@ -347,7 +350,8 @@ def _slurm_conf(layout: Layout, options: ClusterOptions, ports: Sequence[int]) -
         by_type: dict[str, int] = {}
         for gpu in options.gpus(node):
             by_type[gpu.type] = by_type.get(gpu.type, 0) + 1
-        gres = ",".join(f"gpu:{type_}:{count}" for type_, count in by_type.items())
+        counts = [f"gpu:{type_}:{count}" for type_, count in by_type.items()]
+        gres = ",".join([*counts, *(f"{name}:{count}" for name, count in options.parts.items())])
         lines.append(
             f"NodeName={node} NodeAddr=127.0.0.1 NodeHostname=localhost Port={port} CPUs=64 RealMemory=64000"
             + (f" Gres={gres}" if gres else "")

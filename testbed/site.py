@@ -64,7 +64,7 @@ class SiteOptions:
     Every cap goes as soon as its limit ends, unless ``times`` has a ``rebound_s``.
 
     ``admin_limits`` gives watts by node and gres position that an admin had set before any agent starts;
-    ``agentless`` names nodes whose agent is not started; ``accounting`` is the cluster's.
+    ``agentless`` names nodes whose agent is not started; ``parts`` and ``accounting`` are the cluster's.
     """
 
     nodes: int = 4
@@ -77,6 +77,7 @@ class SiteOptions:
     times: Mapping[str, Any] = field(default_factory=dict)
     admin_limits: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     agentless: tuple[str, ...] = ()
+    parts: Mapping[str, int] = field(default_factory=dict)
     accounting: bool = False
     keep: bool = False
 
@@ -167,6 +168,7 @@ class Site(Daemons):
             ClusterOptions(
                 nodes=options.nodes,
                 gres=gres,
+                parts=options.parts,
                 job_env=job_env,
                 slurm_user=options.slurm_user,
                 accounting=options.accounting,
@@ -348,7 +350,8 @@ class Site(Daemons):
         self,
         workload: str,
         *,
-        gpus: int,
+        gpus: int = 0,
+        gres: str | None = None,
         nodes: int = 1,
         flex: str | None = None,
         partition: str = "main",
@@ -359,6 +362,7 @@ class Site(Daemons):
     ) -> int:
         """Submit a simulated training job of ``gpus`` GPUs a node, as an ordinary user; returns the job id.
 
+        ``gres`` asks for something else than whole GPUs (``shard:2``).
         ``lie``: how many times too fast its counter is while a cap slows it. ``more`` are further words for sbatch.
         """
         length = "" if seconds is None else f" --seconds {seconds:g}"
@@ -368,7 +372,7 @@ class Site(Daemons):
         command = f"srun --ntasks-per-node=1 {command}" if nodes > 1 else f"exec {command}"
         arguments = [
             f"--job-name={workload.replace(' ', '-')}",
-            f"--gres=gpu:{gpus}",
+            f"--gres={gres or f'gpu:{gpus}'}",
             f"--nodes={nodes}",
             f"--partition={partition}",
             "--ntasks-per-node=1",
