@@ -102,7 +102,8 @@ def _shared(conf: SlurmConf, gres_conf: str) -> Risk | None:
     return Risk(
         "gpu-shared",
         f"shared GPUs ({named}): a cap touches several jobs",
-        "jobs that share a GPU are left uncapped and counted at their worst; keep such nodes out of the node sets",
+        "such a GPU keeps the floor of the job on it that allows least, and nothing is measured of its jobs; "
+        "put them in partitions of their own if others are to give more",
     )
 
 
