@@ -101,6 +101,33 @@ def test_a_counter_that_is_not_believed_is_told_as_such() -> None:
     assert "tokens not done" not in said
 
 
+def test_a_counter_that_its_gpus_contradict_is_told_with_both_figures_and_what_counts() -> None:
+    words = "at a cap of 480 W it kept 86.1 % by its counter, 90.4 % by its activity"
+    shown = {"loss": 0.094, "sd": 0.01}
+    said = text(told(site(disputed=words), learned=True, by_activity=shown))
+    assert f"its counter is not believed: {words}; so what its GPUs did counts" in said
+    assert (
+        "not known: its counter is not believed; estimated from the activity of its GPUs, about 9.4 % of its "
+        "throughput while capped (7.4 to 11.4 %)"
+    ) in said
+    assert (
+        "at most 15 % lost while capped: not known; estimated from the activity of its GPUs about 9.4 %"
+        in said
+    )
+    assert "measured of it" not in said
+    assert "tokens not done" not in said
+
+
+def test_without_progress_an_estimate_from_activity_comes_before_curves_of_others() -> None:
+    levels = site().state.runs[RUN].record.levels[1:]
+    said = text(told(site(reporting=False, levels=levels), by_activity={"loss": 0.06, "sd": 0.01}))
+    cost = said.partition("\nCost\n")[2].partition("\nSaved\n")[0]
+    assert cost.strip().startswith(
+        "not known: the job reports no progress; estimated from the activity of its GPUs, about 6.0 %"
+    )
+    assert "curves of other jobs" not in cost
+
+
 def test_what_nobody_knows_is_not_told_as_a_number() -> None:
     answer = told(
         baseline="bounded",

@@ -11,19 +11,20 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_pfi.controller import state as cs
+from slurm_pfi.controller.activity import lost_by_activity
 from slurm_pfi.model import LimitStep, Run
 from slurm_pfi.sim.jobs import model_jobs
 
-from .world import NS, World
+from .world import DEFAULT_MW, NS, Fate, World
 
 GPUS = 4
 NODES = 6
 FLEXES = ("high", "high", "medium", "30%", "high", "20%")
 
 
-def busy_world(seed: int, policy: str, flexes: tuple[str, ...] = FLEXES) -> World:
+def busy_world(seed: int, policy: str, flexes: tuple[str, ...] = FLEXES, fate: Fate | None = None) -> World:
     """A site of 24 GPUs, one job on every two, model jobs drawn by the seed; every baseline seen."""
-    world = World(seed, nodes=NODES, gpus=GPUS, name=policy)
+    world = World(seed, nodes=NODES, gpus=GPUS, fate=fate, name=policy)
     world.run(2)
     draw = random.Random(seed)
     names = sorted(model_jobs())
@@ -95,8 +96,11 @@ def test_before_anything_is_measured_all_policies_cut_alike() -> None:
 
 @pytest.mark.parametrize("liars", [{1}, {1, 2, 3, 4, 5, 6}])
 def test_lie_who_slows_its_counter_under_a_cap_is_not_let_off(liars: set[int]) -> None:
-    """Told loss far beyond what can be, by one run or by half the site: it is cut as everybody is, learning or not."""
-    world = busy_world(4, "marginal", flexes=("medium",))
+    """Told loss far beyond what can be, by one run or by half the site: it is cut as everybody is, learning or not.
+
+    Where GPUs do not tell what they do; where they do, no lie gets so far.
+    """
+    world = busy_world(4, "marginal", flexes=("medium",), fate=Fate(activity=False))
     true = world.told_tokens
     base: dict[Run, float] = {}
 
@@ -127,6 +131,47 @@ def test_lie_who_slows_its_counter_under_a_cap_is_not_let_off(liars: set[int]) -
     assert min(found.values()) >= 1 - 0.15
     even = kept(equal, 60)
     assert sum(found.values()) >= sum(even.values()) - 0.003 * len(even)
+
+
+def with_a_liar(factor: float) -> World:
+    """A site under a limit whose first job tells so many times what it does, while a cap slows it."""
+    world = busy_world(10, "marginal", flexes=("medium", "high"), fate=Fate(noise=0.01))
+    liar, true = Run("world", 1, 0), world.told_tokens
+    was = said = true(liar)
+
+    def told(run: Run) -> float:
+        nonlocal was, said
+        if run != liar:
+            return true(run)
+        now = true(run)
+        slowed = min(device.enforced_mw for device in world.training[run].devices) < DEFAULT_MW
+        said, was = said + (now - was) * (factor if slowed else 1.0), now
+        return said
+
+    world.set_limit(round(draw_w(world) * 850))
+    world.told_tokens = told  # type: ignore[method-assign]
+    world.run(240)
+    assert not world.violations
+    return world
+
+
+@pytest.mark.parametrize("factor", [1 / 1.05, 1.05])
+def test_lie_of_5_percent_that_any_curve_allows_bears_its_share(factor: float) -> None:
+    """By what its GPUs did it gets about the cap of an honest twin; without that it would be let off, or starved."""
+    liar = Run("world", 1, 0)
+    honest, lied = with_a_liar(1.0), with_a_liar(factor)
+    assert [run for run, view in honest.controller.runs.items() if view.record.disputed] == []
+    assert [run for run, view in lied.controller.runs.items() if view.record.disputed] == [liar]
+    (fair_mw,), (cap_mw,) = honest.cap_of(liar), lied.cap_of(liar)
+    assert abs(cap_mw - fair_mw) <= 0.05 * fair_mw
+    record = lied.controller.runs[liar].record
+    assert record.loss is None
+    tag = lied.tags[liar][-1][1]
+    assert tag.source == "default"
+    shown = lost_by_activity(record)
+    assert shown is not None
+    true_loss = 1 - lied.training[liar].workload.relative_throughput(cap_mw / 1000)
+    assert abs(shown.loss - true_loss) < 0.02
 
 
 def test_of_many_steps_to_come_only_the_next_takes_a_certificate_and_all_keep_their_limit() -> None:

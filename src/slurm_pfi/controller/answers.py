@@ -251,7 +251,6 @@ def job_view(
         "reporting": record.reporting,
         "unit": record.unit,
         "doubt": record.doubt or record.disputed or (UNLIKELY if record.unlikely else ""),
-        "disputed": record.disputed,
         "measured": record.measured and not view.shares,
         "shared_capped": record.shared,
         "learned": knowledge.is_learned(view.run),
