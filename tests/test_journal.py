@@ -260,6 +260,33 @@ def test_a_full_disk_leaves_the_old_entry_and_no_litter(journal: Journal, folder
     assert journal.read(UUID) == _entry(current_mw=200_000)
 
 
+def test_what_could_not_be_read_again_is_not_written(journal: Journal) -> None:
+    journal.write(_entry())
+    many = tuple(range(200_000, 209_500))
+    with pytest.raises(JournalError, match="too large for an entry: 9500 values"):
+        journal.write(_entry(issued_mw=many))
+    assert journal.read(UUID) == _entry()
+
+
+def test_entries_of_replaced_gpus_go_once_their_limits_are_gone(journal: Journal, folder: Path) -> None:
+    resting, held, other = (UUID[:-1] + digit for digit in "234")
+    journal.write(_entry())
+    journal.write(_entry(uuid=resting, current_mw=None))
+    journal.write(_entry(uuid=held))
+    (folder / f"{other}.json").write_text("{}")
+    assert journal.sweep({UUID}) == (_entry(uuid=held),), "a limit of ours on a GPU that is not there"
+    assert set(journal.read_all()) == {UUID, resting, held, other}, "in this boot nothing is forgotten"
+    later = Journal(folder, "boot-2", "77")
+    assert later.sweep({UUID}) == ()
+    assert {uuid: type(read) for uuid, read in later.read_all().items()} == {UUID: Stale, other: Unreadable}
+
+
+def test_litter_that_cannot_be_removed_hinders_nobody(journal: Journal, folder: Path) -> None:
+    journal.write(_entry())
+    (folder / f".{UUID}.json.999999999.0011aabb.tmp").mkdir()
+    assert Journal(folder, "boot-1", "77").read(UUID) == _entry()
+
+
 KILLED_WRITER: Final = """
 import os, signal, sys
 from pathlib import Path

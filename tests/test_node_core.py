@@ -882,3 +882,28 @@ def test_a_set_of_an_earlier_agent_that_may_still_come_is_counted_and_leaves_no_
     foreign = first_sight(infos[0], 0, entry("GPU-0", prior_mw=700_000, current_mw=300_000), 0)
     left = decide(foreign, Wanted(cap_mw=700_000, reason="restore: window over"), 0)
     assert left == Rest(conflict_mw=333_000), "somebody else's value stays, in doubt or not"
+
+
+def test_a_gpu_whose_entry_was_put_right_is_taken_up_again() -> None:
+    world = World(2)
+    sound = entry("GPU-0")
+    world.devices.gpus["GPU-0"].requested_mw = world.devices.gpus["GPU-0"].enforced_mw = 300_000
+    world.journal["GPU-0"] = "empty"
+    world.start()
+    world.window(200_000)
+    assert world.requested() == [300_000, 200_000]
+    assert "unreadable" in world.reports[-1].gpus[0].fault
+    world.journal["GPU-0"] = sound
+    world.advance(31 * S)
+    assert world.requested() == [200_000, 200_000]
+    world.window(None)  # type: ignore[arg-type]
+    assert world.requested() == [650_000, 700_000]
+
+
+def test_caps_are_issued_in_whole_watts_so_that_their_list_stays_short() -> None:
+    world = World(1).start()
+    for cap_mw in (400_000, 400_001, 400_999, 401_000):
+        world.window(cap_mw)
+        world.advance(S)
+    made = world.journal["GPU-0"]
+    assert isinstance(made, JournalEntry) and made.issued_mw == (400_000, 401_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from pathlib import Path
@@ -48,6 +49,20 @@ def writer_of_temporary(name: str) -> int | None:
     if not name.startswith(".") or not name.endswith(TEMPORARY_SUFFIX) or len(parts) < 5:
         return None
     return int(parts[-3]) if parts[-3].isascii() and parts[-3].isdigit() else None
+
+
+def remove_temporaries_of_the_dead(folder_fd: int) -> None:
+    """A writer killed between write and rename leaves its temporary file; nobody else would remove it.
+
+    One whose writer lives is left alone. Raises OSError.
+    """
+    with os.scandir(folder_fd) as found:
+        names = [item.name for item in found]
+    for name in names:
+        writer = writer_of_temporary(name)
+        if writer is not None and not Path(f"/proc/{writer}").exists():
+            with contextlib.suppress(FileNotFoundError):  # somebody else tidies too
+                os.unlink(name, dir_fd=folder_fd)
 
 
 def _write_all(file_fd: int, data: bytes) -> None:

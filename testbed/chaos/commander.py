@@ -83,9 +83,7 @@ class Commander:
             mode="enforce",
             reason="chaos",
             steps=tuple(_plan_step(step) for step in steps),
-            priors={
-                gpu.uuid: node.record.priors[gpu.uuid] for gpu in report.gpus if gpu.prior_mw is None
-            },
+            priors={gpu.uuid: node.record.priors[gpu.uuid] for gpu in report.gpus if gpu.prior_mw is None},
         )
         sent_ns = time.monotonic_ns()
         if not self._server.send(node.name, plan):

@@ -151,9 +151,10 @@ class _Reasons:
         place = bisect.bisect_right(self._heard_ns, change.at_ns)
         for heard in reversed(self._record.heard[:place]):
             ceiling_mw = heard.ceilings.get(self._uuid)
-            if heard.held is not None and ceiling_mw is not None:
-                if ceiling_mw < change.after_mw - TOLERANCE_MW:
-                    return heard.held
+            if heard.held is None or ceiling_mw is None:
+                continue
+            if ceiling_mw < change.after_mw - TOLERANCE_MW:
+                return heard.held
         return 0
 
     def _allowed(self, order: Order, at_ns: int) -> Iterator[tuple[int, int | None, int]]:
@@ -161,7 +162,9 @@ class _Reasons:
         prior_mw = self._record.priors[self._uuid]
         for place, step in enumerate(order.steps):
             begins_ns = order.sent_ns + step.starts_ns
-            ends_ns = order.sent_ns + order.steps[place + 1].starts_ns if place + 1 < len(order.steps) else None
+            ends_ns = (
+                order.sent_ns + order.steps[place + 1].starts_ns if place + 1 < len(order.steps) else None
+            )
             if begins_ns > at_ns or (ends_ns is not None and ends_ns + STEP_NS < at_ns):
                 continue
             if step.park_mw is None:
@@ -186,7 +189,9 @@ def _promises(record: Record, uuid: str, changes: list[Change]) -> Iterator[Viol
         ceiling_mw = heard.ceilings.get(uuid)
         place = bisect.bisect_right(times, heard.received_ns)
         level_mw = changes[place - 1].after_mw if place else record.priors[uuid]
-        on_its_way = any(change.after_mw > change.before_mw for change in _since(changes, times, last_ns, place))
+        on_its_way = any(
+            change.after_mw > change.before_mw for change in _since(changes, times, last_ns, place)
+        )
         if ceiling_mw is not None and level_mw > ceiling_mw + TOLERANCE_MW and not on_its_way:
             text = f"{ceiling_mw} mW promised under plan {heard.held}, {level_mw} mW in force"
             yield Violation("false_promise", record.node, uuid, heard.received_ns, text)
@@ -263,7 +268,9 @@ def judge_rest(record: Record, states: Iterable[gpus.GpuState], at_ns: int) -> l
             found.append(Violation("left_capped", record.node, state.uuid, at_ns, text))
     for uuid, entry in entries.items():
         if uuid not in record.priors or entry.prior_mw != record.priors[uuid]:
-            found.append(Violation("ratchet", record.node, uuid, at_ns, f"prior {entry.prior_mw} mW recorded"))
+            found.append(
+                Violation("ratchet", record.node, uuid, at_ns, f"prior {entry.prior_mw} mW recorded")
+            )
         if entry.current_mw is not None:
             text = f"still says that {entry.current_mw} mW of ours stands"
             found.append(Violation("journal", record.node, uuid, at_ns, text))

@@ -130,7 +130,7 @@ class ChaosNode:
 
     def kill_child(self) -> bool:
         """SIGKILL to the agent's NVML process; False when there is none now."""
-        children = self.agent and _children(self.agent.pid)
+        children = _children(self.agent.pid) if self.agent is not None else []
         return bool(children) and self._kill(children[0], "child")
 
     def kill_agent(self, what: str = "agent") -> bool:

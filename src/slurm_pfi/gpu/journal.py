@@ -7,17 +7,19 @@ An entry that cannot be trusted is said to be so; nothing in it is used.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
 import re
 import stat
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from ..files import write_atomically_at, writer_of_temporary
+from ..files import remove_temporaries_of_the_dead, write_atomically_at
 from ..model import Frozen, GpuId
 
 VERSION: Final = 1
@@ -88,7 +90,7 @@ class Journal:
             folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise JournalError(f"{folder}: cannot be made: {error.strerror}") from error
-        self._remove_temporaries_of_the_dead()
+        self._tidy()
 
     def read(self, uuid: GpuId) -> JournalRead:
         """The entry of one GPU. Raises JournalError only when the folder itself cannot be trusted."""
@@ -108,6 +110,23 @@ class Journal:
             os.close(folder_fd)
         return {uuid: read for uuid, read in found.items() if not isinstance(read, Missing)}
 
+    def sweep(self, listed: Collection[GpuId]) -> tuple[JournalEntry, ...]:
+        """Drop what another boot or driver start left of GPUs that are no longer listed: they were replaced.
+
+        Returns the entries of this one which say that a limit of ours stands on a GPU that is not listed. Raises as
+        ``read`` does; an entry that cannot be removed stays.
+        """
+        lost: list[JournalEntry] = []
+        for uuid, read in self.read_all().items():
+            if uuid in listed:
+                continue
+            if isinstance(read, Stale):
+                with contextlib.suppress(JournalError):
+                    self.remove(uuid)
+            elif isinstance(read, JournalEntry) and read.current_mw is not None:
+                lost.append(read)
+        return tuple(lost)
+
     def write(self, entry: JournalEntry) -> None:
         """Replace the entry of its GPU, durably.
 
@@ -121,6 +140,11 @@ class Journal:
         raw = msgspec.json.encode(entry)
         data = msgspec.json.encode(_File(entry=msgspec.Raw(raw), sha256=_checksum(raw)))
         name = self._name(entry.uuid)
+        if len(data) > _MAX_BYTES:  # it would not be read again, and the GPU's prior limit would be lost
+            issued = len(entry.issued_mw)
+            raise JournalError(
+                f"{entry.uuid}: {len(data)} bytes are too large for an entry: {issued} values issued"
+            )
         folder_fd = self._open_folder()
         try:
             self._check_prior(entry, self._read_at(folder_fd, entry.uuid))
@@ -195,16 +219,11 @@ class Journal:
             return Stale(entry=entry, reason=f"driver start {entry.driver_start}, now {self._driver_start}")
         return entry
 
-    def _remove_temporaries_of_the_dead(self) -> None:
-        """A writer killed between write and rename leaves its temporary file; nobody else would remove it."""
+    def _tidy(self) -> None:
         folder_fd = self._open_folder()
         try:
-            for name in _list(folder_fd):
-                writer = writer_of_temporary(name)
-                if writer is not None and not Path(f"/proc/{writer}").exists():
-                    os.unlink(name, dir_fd=folder_fd)
-        except OSError as error:
-            raise JournalError(f"{self._folder}: cannot be tidied: {error.strerror}") from error
+            with contextlib.suppress(OSError):  # litter harms no entry; limits must be restored all the same
+                remove_temporaries_of_the_dead(folder_fd)
         finally:
             os.close(folder_fd)
 

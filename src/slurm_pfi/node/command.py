@@ -185,9 +185,10 @@ def _say_restored(node: str, restored: Restored) -> int:
     text = f"{node} released without an agent: {len(restored.done)} GPUs at their prior limit"
     if restored.conflicts:
         text += f"; left alone, as somebody else had set another limit: {', '.join(restored.conflicts)}"
-    if restored.failed:
-        text += f"; NOT restored: {'; '.join(f'{uuid}: {why}' for uuid, why in restored.failed.items())}"
-    return _say(text, NO if restored.failed else DONE)
+    left = {**restored.failed, **restored.unreadable}
+    if left:
+        text += f"; NOT restored: {'; '.join(f'{uuid}: {why}' for uuid, why in left.items())}"
+    return _say(text, NO if left else DONE)
 
 
 def _resume(node: str, paths: NodePaths) -> int:

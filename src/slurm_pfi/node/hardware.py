@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..gpu.device import DeviceError, DeviceFailure, DeviceInfo, GpuDevices
+from ..gpu.device import DeviceError, DeviceFailure, DeviceInfo, GpuDevices, LostError
 from ..gpu.identity import HostIdentity, IdentityError
 from ..gpu.journal import Journal, JournalEntry, JournalError, Missing, Stale, Unreadable
 from ..gpu.mapping import Unresolved, resolve
@@ -23,6 +23,7 @@ class Hardware:
     """GPUs and the record of their limits. ``identity`` and ``gres_files`` are read anew at each listing.
 
     ``gres_files`` gives the device file of each position in gres.conf, or a text that says why it cannot.
+    ``map_sign`` is cheap and differs when positions may lead elsewhere than at the last listing.
     ``may_replace``, set by who knows, says whether a process that serves GPUs may be replaced for one that hangs.
     """
 
@@ -31,21 +32,25 @@ class Hardware:
     identity: Callable[[], HostIdentity]
     gres_files: Callable[[], dict[int, str] | str]
     journal: Journal | None = None
+    map_sign: Callable[[], object] = lambda: None
     may_replace: Callable[[], bool] = lambda: True
+    _listed_with: object = None
 
     async def look(self) -> DevicesListed | DevicesUnavailable:
         """Enumerate. Never raises for what a device, a driver or a file may do."""
+        self._listed_with = self.map_sign()
+        # First, for slurmd may have to be asked: what GPUs say must not be old when it is told.
+        files = await asyncio.to_thread(self.gres_files)
         try:
             infos, failures = await self.devices.list_devices()
             identity = self.identity()
         except (DeviceError, IdentityError) as error:
             return DevicesUnavailable(error=f"GPUs cannot be listed: {error}")
-        entries = self._entries(infos, identity)
-        # In a thread: slurmd may have to be asked, and caps must not wait for it.
-        positions, map_fault = await asyncio.to_thread(self._positions, infos)
+        entries, lost = self._entries(infos, identity)
+        positions, map_fault = _positions(files, infos)
         return DevicesListed(
             devices=infos,
-            failures=failures,
+            failures=(*failures, *_unlisted(lost, failures)),
             journal=entries,
             positions=positions,
             driver_start=identity.driver_start,
@@ -62,7 +67,9 @@ class Hardware:
         """Read limits and draw, with ``activity`` what they do too; a library that is gone is a failure of each."""
         try:
             samples = await self.devices.sample(uuids, activity=activity, quick=quick)
-            return Sampled(samples=samples, quick=quick, activity=activity)
+            return Sampled(
+                samples=samples, quick=quick, activity=activity, map_changed=not quick and self._map_changed()
+            )
         except DeviceError as error:
             kind, message = type(error).__name__, str(error)
             failures = tuple(DeviceFailure(uuid=uuid, kind=kind, message=message) for uuid in uuids)
@@ -81,6 +88,9 @@ class Hardware:
                 lasting=kind in LASTING,
             )
 
+    def _map_changed(self) -> bool:
+        return self._listed_with != self.map_sign()
+
     async def free(self) -> DevicesFreed:
         """Let go of every GPU; the next question takes them up again."""
         await self.devices.release()
@@ -88,21 +98,40 @@ class Hardware:
 
     def _entries(
         self, infos: tuple[DeviceInfo, ...], identity: HostIdentity
-    ) -> dict[GpuId, JournalEntry | str | None]:
+    ) -> tuple[dict[GpuId, JournalEntry | str | None], tuple[JournalEntry, ...]]:
+        """What the journal says of each GPU, and what it says of GPUs that are not listed."""
         try:
             self.journal = Journal(self.journal_folder, identity.boot_id, identity.driver_start)
-            return {info.uuid: _entry(self.journal, info.uuid) for info in infos}
+            entries = {info.uuid: _entry(self.journal, info.uuid) for info in infos}
+            return entries, self.journal.sweep(entries)
         except JournalError as error:
-            return {info.uuid: str(error) for info in infos}
+            return {info.uuid: str(error) for info in infos}, ()
 
-    def _positions(self, infos: tuple[DeviceInfo, ...]) -> tuple[dict[int, GpuId], str]:
-        files = self.gres_files()
-        if isinstance(files, str):
-            return {}, files
-        found = resolve(files, infos)
-        lost = [f"position {p}: {to.reason}" for p, to in found.items() if isinstance(to, Unresolved)]
-        positions = {p: to for p, to in found.items() if not isinstance(to, Unresolved)}
-        return positions, f"gres.conf does not lead to every GPU: {'; '.join(lost)}" if lost else ""
+
+def _positions(files: dict[int, str] | str, infos: tuple[DeviceInfo, ...]) -> tuple[dict[int, GpuId], str]:
+    """The GPU of each position, and why not of all."""
+    if isinstance(files, str):
+        return {}, files
+    found = resolve(files, infos)
+    lost = [f"position {p}: {to.reason}" for p, to in found.items() if isinstance(to, Unresolved)]
+    positions = {p: to for p, to in found.items() if not isinstance(to, Unresolved)}
+    return positions, f"gres.conf does not lead to every GPU: {'; '.join(lost)}" if lost else ""
+
+
+def _unlisted(
+    lost: tuple[JournalEntry, ...], failures: tuple[DeviceFailure, ...]
+) -> tuple[DeviceFailure, ...]:
+    """A limit of ours on a GPU that is not there: an earlier agent's, for this one would miss the GPU by name."""
+    named = {failure.uuid for failure in failures}
+    return tuple(
+        DeviceFailure(
+            uuid=entry.uuid,
+            kind=LostError.__name__,
+            message=f"not listed, but the journal says that {entry.current_mw} mW of ours stands there",
+        )
+        for entry in lost
+        if entry.uuid not in named
+    )
 
 
 def _entry(journal: Journal, uuid: GpuId) -> JournalEntry | str | None:

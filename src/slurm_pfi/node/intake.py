@@ -152,7 +152,7 @@ def devices_listed(turn: Turn, event: DevicesListed) -> None:
     place_of = {uuid: place for place, uuid in sorted(event.positions.items(), reverse=True)}
     listed: dict[GpuId, Gpu] = {}
     for info in event.devices:
-        if info.uuid in old:
+        if info.uuid in old and not old[info.uuid].blocked:
             listed[info.uuid] = _listed(turn, old[info.uuid], info, place_of.get(info.uuid))
             continue
         entry = event.journal.get(info.uuid)
@@ -162,7 +162,8 @@ def devices_listed(turn: Turn, event: DevicesListed) -> None:
     failed = {failure.uuid: failure for failure in event.failures}
     missing = {uuid: _missing(gpu, failed.get(uuid)) for uuid, gpu in old.items() if uuid not in listed}
     known = {uuid: _paced(turn, before.get(uuid), gpu) for uuid, gpu in {**listed, **missing}.items()}
-    unsound = bool(event.failures or event.map_fault or missing)
+    blocked = any(gpu.blocked for gpu in listed.values())  # its entry may be put right, the disk freed
+    unsound = bool(event.failures or event.map_fault or missing or blocked)
     first = not turn.state.listed
     turn.change(
         gpus={uuid: known[uuid] for uuid in (*old, *listed)},  # reports keep their order
@@ -259,6 +260,8 @@ def sampled(turn: Turn, event: Sampled) -> None:
                 turn.relist_soon()  # the driver may have been loaded anew, and limits are lost with it
         else:
             _read(turn, _measured(turn, gpu, sample, event), sample)
+    if event.map_changed:
+        turn.relist_soon()
     if not event.quick:
         turn.report_soon()
 

@@ -8,6 +8,7 @@ from typing import TypeAlias
 from ..gpu.device import DeviceInfo
 from ..gpu.journal import JournalEntry, PriorSource
 from ..model import PlanStep, Run
+from ..units import MW_PER_W
 from .state import TOLERANCE_MW, Gpu, State, near
 
 
@@ -107,15 +108,16 @@ def _restore(gpu: Gpu, want: Wanted) -> Decision:
     assert gpu.prior_mw is not None and gpu.requested_mw is not None
     if gpu.current_mw is None:
         return None
-    restore = Set(cap_mw=gpu.prior_mw, reason=want.reason, run=want.run, raises=True, restores=True)
-    if near(gpu.requested_mw, gpu.prior_mw) and gpu.requested_mw not in gpu.issued_mw:
+    back_mw = min(max(gpu.prior_mw, gpu.min_mw), gpu.max_mw)  # the range may have shrunk since
+    restore = Set(cap_mw=back_mw, reason=want.reason, run=want.run, raises=True, restores=True)
+    if near(gpu.requested_mw, back_mw) and gpu.requested_mw not in gpu.issued_mw:
         # The prior limit, as far as the board's rounding shows it. A set whose answer was lost may stand there by now.
         return Rest() if gpu.doubt_mw is None else restore
     # Any value of this boot counts as ours: after failed sets an older one of ours may still stand there, and
     # leaving it would leave a cap behind.
     if not gpu.is_ours(gpu.requested_mw):
         return Rest(conflict_mw=gpu.requested_mw)
-    return replace(restore, raises=gpu.requested_mw < gpu.prior_mw)
+    return replace(restore, raises=gpu.requested_mw < back_mw)
 
 
 def _lower(gpu: Gpu, want: Wanted, now_ns: int) -> Decision:
@@ -157,9 +159,9 @@ def _raise(gpu: Gpu, want: Wanted) -> Decision:
 
 
 def _within(gpu: Gpu, cap_mw: int, reason: str, run: Run | None) -> Wanted:
-    """A cap brought within the device's range; never above the prior limit."""
+    """A cap in whole watts (the values issued stay few), within the device's range, never above the prior limit."""
     assert gpu.prior_mw is not None
-    cap_mw = min(max(cap_mw, gpu.min_mw), gpu.max_mw, gpu.prior_mw)
+    cap_mw = min(max(cap_mw - cap_mw % MW_PER_W, gpu.min_mw), gpu.max_mw, gpu.prior_mw)
     if cap_mw == gpu.prior_mw:
         reason = f"restore: {reason}"
     return Wanted(cap_mw=cap_mw, reason=reason, run="" if run is None else str(run))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Final
 
 from ..bus.unix import check_folder
 from ..config import Config
+from ..files import remove_temporaries_of_the_dead
 
 BUS_SOCKET: Final = "bus.sock"
 _NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
@@ -68,9 +70,18 @@ class NodePaths:
         return self.folder / "restorer.log"
 
     def prepare(self) -> None:
-        """Make the folders that are missing, 0755. Raises SocketError when one may be written by others."""
+        """Make the folders that are missing, 0755. Raises SocketError when one may be written by others.
+
+        What an agent that was killed had half written goes.
+        """
         check_folder(self.folder)
         check_folder(self.jobs)
+        with contextlib.suppress(OSError):  # litter harms nobody
+            folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                remove_temporaries_of_the_dead(folder_fd)
+            finally:
+                os.close(folder_fd)
 
 
 def node_paths(config: Config, node: str) -> NodePaths:

@@ -19,21 +19,28 @@ from .state import near
 
 _SETTLE_S: Final = 2.0
 _SETTLE_STEP_S: Final = 0.05
+_EACH_S: Final = 30.0  # every call has its deadline; this is for what is not a call
 
 
 @dataclass
 class Restored:
-    """What became of the GPUs that held a limit of ours. ``failed`` gives the reason by UUID."""
+    """What became of the GPUs that held a limit of ours, by UUID.
+
+    ``failed``: what can be tried again. ``unreadable``: journal entries of no use; nothing on these GPUs was touched,
+    and trying again is none either.
+    """
 
     done: list[GpuId] = field(default_factory=list)
     conflicts: list[GpuId] = field(default_factory=list)
     failed: dict[GpuId, str] = field(default_factory=dict)
+    unreadable: dict[GpuId, str] = field(default_factory=dict)
 
 
 async def restore_all(hardware: Hardware, audit: AuditLog, why: str) -> Restored:
     """Bring every GPU whose journal entry says that a limit of ours stands back to its prior limit.
 
-    Raises JournalError when the journal as a whole cannot be read, DeviceError when no GPU can be listed.
+    All at once, each on its own: none waits for another, whatever that one does. Raises JournalError when the journal
+    as a whole cannot be read, DeviceError when no GPU can be listed.
     """
     identity = hardware.identity()
     journal = Journal(hardware.journal_folder, identity.boot_id, identity.driver_start)
@@ -41,60 +48,87 @@ async def restore_all(hardware: Hardware, audit: AuditLog, why: str) -> Restored
     entries: list[JournalEntry] = []
     for uuid, read in journal.read_all().items():
         if isinstance(read, Unreadable):
-            result.failed[uuid] = f"journal entry unreadable: {read.reason}"
+            result.unreadable[uuid] = f"journal entry unreadable: {read.reason}"
         elif isinstance(read, JournalEntry) and read.current_mw is not None:
             entries.append(read)
     if not entries:
         return result
     infos, failures = await hardware.devices.list_devices()
-    result.failed.update({failure.uuid: failure.message for failure in failures if failure.uuid})
+    ours = {entry.uuid for entry in entries}
+    result.failed.update({failure.uuid: failure.message for failure in failures if failure.uuid in ours})
+    work = _Work(hardware, journal, audit, result, why)
     listed = {info.uuid: info for info in infos}
+    tasks = []
     for entry in entries:
         info = listed.get(entry.uuid)
         if info is None:
             result.failed.setdefault(entry.uuid, "the GPU is not listed")
-            continue
-        try:
-            await _restore(hardware, journal, audit, entry, info, result, why)
-        except (DeviceError, JournalError) as error:
-            result.failed[entry.uuid] = str(error)
-            audit.write("set_failed", {"uuid": entry.uuid, "cap_mw": entry.prior_mw, "error": str(error)})
+        else:
+            tasks.append(work.restore(entry, info))
+    await asyncio.gather(*tasks)
     return result
 
 
-async def _restore(
-    hardware: Hardware,
-    journal: Journal,
-    audit: AuditLog,
-    entry: JournalEntry,
-    info: DeviceInfo,
-    result: Restored,
-    why: str,
-) -> None:
-    """The same judgement as the agent's, carried out here for one GPU."""
-    gpu = first_sight(await _now(hardware, info), None, entry, time.monotonic_ns())
-    decision = decide(gpu, Wanted(cap_mw=entry.prior_mw, reason=f"restore: {why}"), time.monotonic_ns())
-    resting = msgspec.structs.replace(entry, current_mw=None, run="")
-    match decision:
-        case Set():
-            fields = {"uuid": entry.uuid, "cap_mw": decision.cap_mw, "reason": decision.reason}
-            audit.write("set", {**fields, "run": "", "prior_mw": entry.prior_mw})
-            limits = await hardware.devices.set_limit(entry.uuid, decision.cap_mw)
-            if not near(limits.requested_mw, decision.cap_mw):
-                raise DeviceError(f"accepted, but {limits.requested_mw} mW is read back", uuid=entry.uuid)
-            journal.write(resting)
-            limits = await _settled(hardware, entry.uuid, limits)
-            read = {"requested_mw": limits.requested_mw, "enforced_mw": limits.enforced_mw}
-            audit.write("readback", {"uuid": entry.uuid, **read, "cap_mw": decision.cap_mw})
-            result.done.append(entry.uuid)
-        case Rest() if decision.conflict_mw is not None:
-            found = {"ours_mw": entry.current_mw, "found_mw": decision.conflict_mw}
-            audit.write("conflict", {"uuid": entry.uuid, **found})
-            journal.write(resting)
-            result.conflicts.append(entry.uuid)
-        case _:
-            journal.write(resting)
-            result.done.append(entry.uuid)
+@dataclass(frozen=True)
+class _Work:
+    """What the restores of one pass share."""
+
+    hardware: Hardware
+    journal: Journal
+    audit: AuditLog
+    result: Restored
+    why: str
+
+    async def restore(self, entry: JournalEntry, info: DeviceInfo) -> None:
+        """One GPU, bounded in time; whatever goes wrong with it is its own."""
+        uuid = entry.uuid
+        try:
+            async with asyncio.timeout(_EACH_S):
+                await self._restore(entry, info)
+            return
+        except TimeoutError:
+            fault = f"not done within {_EACH_S:g} s"
+        except (DeviceError, JournalError) as error:
+            fault = str(error)
+        except Exception as error:  # a fault of ours at one GPU must not leave the others capped
+            fault = f"internal error: {error!r}"
+        self.result.failed[uuid] = fault
+        self.audit.write("set_failed", {"uuid": uuid, "cap_mw": entry.prior_mw, "error": fault})
+
+    async def _restore(self, entry: JournalEntry, info: DeviceInfo) -> None:
+        """The same judgement as the agent's, carried out here."""
+        gpu = first_sight(await _now(self.hardware, info), None, entry, time.monotonic_ns())
+        want = Wanted(cap_mw=entry.prior_mw, reason=f"restore: {self.why}")
+        match decide(gpu, want, time.monotonic_ns()):
+            case Set() as decision:
+                await self._set(entry, decision)
+                self.result.done.append(entry.uuid)
+            case Rest(conflict_mw=int() as found_mw):
+                found = {"ours_mw": entry.current_mw, "found_mw": found_mw}
+                self.audit.write("conflict", {"uuid": entry.uuid, **found})
+                self._rest(entry)
+                self.result.conflicts.append(entry.uuid)
+            case _:
+                self._rest(entry)
+                self.result.done.append(entry.uuid)
+
+    async def _set(self, entry: JournalEntry, decision: Set) -> None:
+        uuid, cap_mw = entry.uuid, decision.cap_mw
+        fields = {"uuid": uuid, "cap_mw": cap_mw, "reason": decision.reason}
+        self.audit.write("set", {**fields, "run": "", "prior_mw": entry.prior_mw})
+        limits = await self.hardware.devices.set_limit(uuid, cap_mw)
+        if not near(limits.requested_mw, cap_mw):
+            raise DeviceError(f"accepted, but {limits.requested_mw} mW is read back", uuid=uuid)
+        self._rest(entry)
+        limits = await _settled(self.hardware, uuid, limits)
+        read = {"requested_mw": limits.requested_mw, "enforced_mw": limits.enforced_mw}
+        self.audit.write("readback", {"uuid": uuid, **read, "cap_mw": cap_mw})
+
+    def _rest(self, entry: JournalEntry) -> None:
+        try:
+            self.journal.write(msgspec.structs.replace(entry, current_mw=None, run=""))
+        except JournalError as error:
+            raise JournalError(f"no limit of ours stands, but the journal still says so: {error}") from error
 
 
 async def _now(hardware: Hardware, info: DeviceInfo) -> DeviceInfo:

@@ -224,6 +224,8 @@ async def _restore_once(config: Config, node: str, paths: NodePaths, log: Log) -
         audit.close()
         await close_hardware(hardware)
         lock.release()
+    for uuid, why in restored.unreadable.items():
+        log.error("GPU left alone", uuid=uuid, why=why)
     for uuid, why in restored.failed.items():
         log.error("GPU not restored; tried again", uuid=uuid, why=why)
     log.info("restored", gpus=len(restored.done), conflicts=len(restored.conflicts))
