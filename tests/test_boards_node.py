@@ -1,11 +1,21 @@
-"""Boards that several runs share, as a node sees them: the highest of their caps, and no run below what it has alone."""
+"""Boards that several runs share, as a node sees them: the highest of their caps, no run below what it has alone."""
 
 from __future__ import annotations
+
+import asyncio
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_pfi.config import parse_config
+from slurm_pfi.gpu.identity import HostIdentity
+from slurm_pfi.gpu.mapping import slices_sign
+from slurm_pfi.gpu.memory import MemoryGpu, MemoryGpuDevices
 from slurm_pfi.model import PlanStep, Run
+from slurm_pfi.node import messages as m
+from slurm_pfi.node.hardware import Hardware
+from slurm_pfi.node.setup import gres_files, map_sign
 
 from .node_world import S, World
 
@@ -94,6 +104,46 @@ def test_a_job_on_a_new_slice_has_the_gpus_listed_anew() -> None:
     world.advance(3 * S)
     assert world.reports[-1].runs[0].gpus == ("GPU-1",)
     assert world.said("run_seen")[-1] == {"run": str(run), "gpus": ["GPU-1"], "reason": "GPUs found"}
+
+
+def test_gres_conf_written_or_a_board_divided_anew_has_the_gpus_listed_anew(tmp_path: Path) -> None:
+    proc, conf = tmp_path / "proc", tmp_path / "slurm.conf"
+    config = parse_config(f'cluster = "c"\n[slurm]\nconf = "{conf}"\n', origin="test")
+    (tmp_path / "gres.conf").write_text(f"Name=gpu File={tmp_path}/nvidia0\n")
+    (tmp_path / "nvidia0").symlink_to("/dev/null")
+    hardware = Hardware(
+        devices=MemoryGpuDevices([MemoryGpu(uuid="GPU-0", minor=0, index=0)]),
+        journal_folder=tmp_path / "journal",
+        identity=lambda: HostIdentity(boot_id="b", driver_start="1"),
+        gres_files=lambda: gres_files(config, "n1"),
+        map_sign=lambda: (map_sign(config), slices_sign(proc)),
+    )
+
+    async def seen() -> list[bool]:
+        """Whether a reading says that the map has changed, before and after the GPUs are listed again."""
+        found = [(await hardware.sample(("GPU-0",), quick=False)).map_changed]
+        listed = await hardware.look()
+        assert isinstance(listed, m.DevicesListed)
+        return [*found, (await hardware.sample(("GPU-0",), quick=False)).map_changed]
+
+    assert asyncio.run(seen())[1] is False
+    (tmp_path / "gres.conf").write_text(f"Name=gpu File={tmp_path}/nvidia0 # the same\n")
+    assert asyncio.run(seen()) == [True, False]
+    (proc / "driver/nvidia/capabilities/gpu0/mig/gi7").mkdir(parents=True)
+    assert asyncio.run(seen()) == [True, False]
+    (proc / "driver/nvidia/capabilities/gpu0/mig/gi7").rmdir()
+    assert asyncio.run(seen()) == [True, False]
+    assert asyncio.run(seen()) == [False, False]
+
+
+def test_a_changed_map_is_read_at_once_and_not_again_and_again() -> None:
+    world = World(1).start()
+    world.advance(60 * S)
+    before = world.order.count("ListDevices")
+    for _ in range(20):
+        world.event(m.Sampled(samples=(), map_changed=True))
+        world.advance(S // 10)
+    assert 1 <= world.order.count("ListDevices") - before <= 2
 
 
 def no_window() -> PlanStep:

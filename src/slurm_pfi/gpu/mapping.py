@@ -83,6 +83,12 @@ def board_minor(files: str, *, proc: Path = _PROC) -> int | Unresolved:
     return place if isinstance(place, Unresolved) else place.minor
 
 
+def slices_sign(proc: Path = _PROC) -> tuple[str, ...]:
+    """Which slices there are, by the driver: differs when a board is divided anew. Empty without a driver."""
+    root = proc / "driver/nvidia/capabilities"
+    return tuple(sorted(str(path.relative_to(root)) for path in root.glob("gpu*/mig/gi*")))
+
+
 def minor_of(path: str) -> int | Unresolved:
     """The minor number of a GPU's device file.
 

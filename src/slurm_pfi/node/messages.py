@@ -67,11 +67,15 @@ class PlanReceived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """Answers to a Sample. ``quick`` and ``activity`` as in the request."""
+    """Answers to a Sample. ``quick`` and ``activity`` as in the request.
+
+    ``map_changed``: gres.conf, or how boards are divided, is no longer as it was when the GPUs were listed.
+    """
 
     samples: tuple[DeviceSample | DeviceFailure, ...]
     quick: bool = False
     activity: bool = False
+    map_changed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

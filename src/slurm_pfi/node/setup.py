@@ -12,6 +12,7 @@ from typing import Final
 
 from ..config import Config
 from ..gpu.identity import HostIdentity, read_identity
+from ..gpu.mapping import slices_sign
 from ..gpu.remote import RemoteGpuDevices
 from ..slurm.gres import GresError
 from ..slurm.gresconf import gpu_files
@@ -32,6 +33,7 @@ def make_hardware(config: Config, node: str, paths: NodePaths) -> Hardware:
         journal_folder=paths.journal,
         identity=lambda: identity_of(config, node),
         gres_files=lambda: gres_files(config, node),
+        map_sign=lambda: map_sign(config),
     )
     return hardware
 
@@ -69,6 +71,20 @@ def gres_files(config: Config, node: str) -> dict[int, str] | str:
         return ask_slurmd(node, conf)
     except GresError as error:
         return f"{unclear}; slurmd was asked for the order: {error}"
+
+
+def map_sign(config: Config) -> object:
+    """Differs when positions may lead to other GPUs: Slurm's files were written, or a board was divided anew."""
+    conf = Path(config.slurm.conf)
+    return _sign(conf), _sign(conf.with_name("gres.conf")), slices_sign()
+
+
+def _sign(path: Path) -> tuple[int, int, int] | None:
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return about.st_mtime_ns, about.st_size, about.st_ino
 
 
 def settings_of(config: Config, node: str, boot_id: str, agent_id: str | None = None) -> Settings:
