@@ -652,3 +652,41 @@ def test_the_units_system_calls_are_enough(site: LoneNode) -> None:
     called = set(re.findall(r"^[0-9]+ +([a-z_0-9]+)\(", out.read_text(), re.MULTILINE))
     assert {"ioctl", "sendto", "fsync", "rename"} & called, "strace saw the agent"
     assert called - _calls_in("@system-service") == set()
+
+
+@pytest.mark.parametrize("window", ["ends", "is over", "has no end"])
+def test_a_config_gone_bad_after_the_agent_died_keeps_no_cap_in_force(site: LoneNode, window: str) -> None:
+    """The identity of simulated nodes is not known without the config, so what is looked at is what is left."""
+    steps = {"ends": (600.0,), "is over": (0.5,), "has no end": ()}[window]
+
+    async def story() -> None:
+        async with Commander(site) as controller:
+            agent = site.start()
+            await controller.until(lambda report: len(report.gpus) == 8, "GPUs listed")
+            await controller.plan(window_step(200_000), *(window_step(None, {}, at) for at in steps))
+            agent.kill()
+            agent.wait()
+
+    asyncio.run(story())
+    site.config.write_text("cluster = \n")
+    done = subprocess.run(
+        site.command("run"),
+        env={**site.environment(), "RUNTIME_DIRECTORY": str(site.folder / "state")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "not valid TOML" in done.stderr
+    if window == "has no end":
+        assert 'no end of the window is known repair="slurm-pfi node release"' in done.stderr
+        return
+    (found,) = re.findall(
+        r"limits are restored by a process that waits pid=([0-9]+) in_s=([0-9.]+)", done.stderr
+    )
+    pid, in_s = int(found[0]), float(found[1])
+    assert 500 < in_s <= 600 if window == "ends" else in_s == 0
+    wait_for(
+        lambda: site.restorer_pid() == pid or not Path(f"/proc/{pid}").exists(), "it waits, or has ended"
+    )

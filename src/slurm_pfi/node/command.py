@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 from ..bus.asking import NO, UNREACHABLE, WRONG_USE, Reply, ask
 from ..bus.unix import SocketError, UnreachableError
-from ..config import Config, ConfigError, config_path, load_config
+from ..config import Config, ConfigError, NodeSection, config_path, load_config
 from ..gpu.device import DeviceError
 from ..gpu.identity import IdentityError
 from ..gpu.journal import JournalError
@@ -25,7 +26,7 @@ from .lock import Lock, LockedError
 from .log import Log
 from .paths import NodePaths, node_name, node_paths
 from .restore import Restored, restore_all
-from .restorer import dismiss
+from .restorer import dismiss, leave_without_agent
 from .setup import close_hardware, make_hardware
 
 DONE: Final = 0
@@ -57,7 +58,10 @@ def main(argv: list[str]) -> int:
             case _:
                 return _run(config, config_file, node, paths)
     except (ConfigError, ValueError) as error:
-        return _say(str(error), WRONG_USE)
+        code = _say(str(error), WRONG_USE)
+        if given.command == "run":
+            _leave_limits_an_end(given.node_name)
+        return code
     except _StopError as stop:
         return _say(str(stop), stop.exit_code)
 
@@ -120,6 +124,14 @@ def _run(config: Config, config_file: Path, node: str, paths: NodePaths) -> int:
     finally:
         lock.release()
     return DONE
+
+
+def _leave_limits_an_end(name: str | None) -> None:
+    """The config is of no use, and the agent before may have died in a window. systemd names our folder."""
+    folder = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0] or NodeSection().state_dir
+    with contextlib.suppress(ValueError):
+        config = Config(cluster="unknown", node=NodeSection(state_dir=folder))
+        leave_without_agent(config, node_name(name), Log(prefixed="JOURNAL_STREAM" in os.environ))
 
 
 async def _serve(config: Config, config_file: Path, node: str, paths: NodePaths, log: Log) -> None:

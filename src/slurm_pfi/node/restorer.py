@@ -78,6 +78,28 @@ def leave(config: Config, node: str, paths: NodePaths, at_ns: int, log: Log) -> 
     log.info("limits are restored by a process that waits", pid=waiting.pid, in_s=f"{in_s:.1f}")
 
 
+def leave_without_agent(config: Config, node: str, log: Log) -> None:
+    """An agent cannot start: if one died in a window, see to it that its limits still end with that window.
+
+    ``config`` need only say where the node's folder is. Nothing is done while an agent lives. Never raises.
+    """
+    paths = node_paths(config, node)
+    try:
+        if not any(paths.journal.glob("*.json")):
+            return
+        Lock(paths.lock).release()
+        held = msgspec.json.decode(paths.plan.read_bytes(), type=HeldPlan)
+        now_ns = time.monotonic_ns()
+        ends_ns = held.window_end_ns(now_ns, skip_lease=config.node.on_orphan == "hold")
+        if ends_ns is None and held.in_force(now_ns, skip_lease=True)[1].park_cap_mw is not None:
+            log.error("limits of ours stay: no end of the window is known", repair="slurm-pfi node release")
+            return
+        dismiss(node, paths)
+        leave(config, node, paths, ends_ns or now_ns, log)
+    except (OSError, LockedError, msgspec.MsgspecError, IndexError) as error:
+        log.error("limits of ours, if any, stay", why=error, repair="slurm-pfi node release")
+
+
 def dismiss(node: str, paths: NodePaths) -> int | None:
     """End what an earlier agent left, timer or process; returns the pid of a process that had begun to run.
 
