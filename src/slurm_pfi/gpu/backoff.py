@@ -17,7 +17,7 @@ class BackOff:
     def __init__(self, first_s: float) -> None:
         self._first_s = first_s
         self._failures = 0
-        self._until_s = 0.0
+        self._until_s = -MOST_BACK_OFF_S
         self.error: DeviceError | None = None
 
     def fail(self, error: DeviceError) -> None:
@@ -25,6 +25,11 @@ class BackOff:
         self._until_s = time.monotonic() + min(self._first_s * 2 ** min(self._failures, 16), MOST_BACK_OFF_S)
         self._failures += 1
         self.error = error
+
+    @property
+    def calm(self) -> bool:
+        """Whether the last failure is so long ago that the next one is a new story."""
+        return time.monotonic() > self._until_s + MOST_BACK_OFF_S
 
     @property
     def left_s(self) -> float:

@@ -99,7 +99,7 @@ class NvmlProcess(asyncio.Protocol):
         self._buried = asyncio.Event()
         self._burial: asyncio.Task[None] | None = None
         self._why = ""
-        self._ended = False
+        self._ended = ""
 
     @classmethod
     async def start(cls, deadline_s: float, environment: Mapping[str, str] | None) -> NvmlProcess:
@@ -188,15 +188,15 @@ class NvmlProcess(asyncio.Protocol):
 
     async def end(self) -> bool:
         """Close its input, so that it ends by itself and lets go of every handle; then make sure. As ``kill``."""
-        self._ended = True
+        self._ended = "the NVML process was ended"
         if self._transport is not None:
             self._transport.close()
         await self._gone(_END_S)
         return await self.kill()
 
-    async def kill(self) -> bool:
-        """End it for good; False when it is stuck in the driver and still there."""
-        self._ended = True
+    async def kill(self, why: str = "the NVML process was ended") -> bool:
+        """End it for good; False when it is stuck in the driver and still there. Calls under way are told why."""
+        self._ended = self._ended or why
         if self._transport is not None:
             self._transport.abort()
         if not self.has_ended:
@@ -256,7 +256,7 @@ class NvmlProcess(asyncio.Protocol):
         await self._gone(_END_S)
         code = self._popen.poll()
         how = "" if code is None else f" of signal {-code}" if code < 0 else f" with exit code {code}"
-        why = self._why or ("the NVML process was ended" if self._ended else f"the NVML process died{how}")
+        why = self._why or self._ended or f"the NVML process died{how}"
         crash = bool(self._why) or (code is not None and code not in _ENDED_BY_OTHERS)
         calls = tuple(self._in_flight.values())
         self._in_flight.clear()

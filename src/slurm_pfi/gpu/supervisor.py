@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from .backoff import BackOff
@@ -37,15 +37,20 @@ _QUIET_POLL_S: Final = 0.02
 
 @dataclass(slots=True)
 class _Trouble:
-    """What is held against a device since its last call of the same kind (set or read) that went well."""
+    """What is held against a device. ``ask`` is the call that went wrong first.
+
+    ``suspected``: the kinds of call (sets: True) in which the process crashed, until one of the kind goes well.
+    ``held``: its calls are not made. ``trial``: it is being tried again.
+    """
 
     back_off: BackOff
     ask: Ask
+    suspected: set[bool] = field(default_factory=set)
     held: bool = False
     trial: asyncio.Task[None] | None = None
 
-    def clears(self, ask: Ask) -> bool:
-        return not self.held and ask.sets == self.ask.sets
+    def suspects(self, ask: Ask) -> bool:
+        return ask.sets in self.suspected
 
 
 class Supervisor:
@@ -89,7 +94,7 @@ class Supervisor:
             trouble = self._troubles.get(ask.lane)
             if trouble is not None and trouble.held:
                 outcomes[place] = self._refuse(ask, trouble)
-            elif trouble is not None and trouble.clears(ask):
+            elif trouble is not None and trouble.suspects(ask):
                 apart.append(place)
             else:
                 together.append(place)
@@ -127,8 +132,9 @@ class Supervisor:
         """Its thread is free, also if it comes late: what hung is over."""
         if isinstance(outcome, LibraryGoneError):
             # The process ends now, and a new one would soon hear the same.
-            self._library.fail(outcome)
-            self._lose(process)
+            gone = LibraryGoneError(f"the library is gone: {outcome}", code=outcome.code)
+            self._library.fail(gone)
+            self._lose(process, gone)
             return
         trouble = self._troubles.get(ask.lane)
         if trouble is not None and process is self._serving and not self._hangs(ask.lane):
@@ -137,8 +143,10 @@ class Supervisor:
             return
         self._library = BackOff(self._first_back_off_s)
         self._all_hung = False
-        if trouble is not None and trouble.clears(ask):
-            del self._troubles[ask.lane]
+        if trouble is not None and not trouble.held:
+            trouble.suspected.discard(ask.sets)
+            if not trouble.suspected and trouble.back_off.calm:
+                del self._troubles[ask.lane]
 
     def was_late(self, process: NvmlProcess, ask: Ask, error: DeadlineError) -> None:
         """Hold the device back. If no device is left, the library hangs as a whole."""
@@ -149,12 +157,13 @@ class Supervisor:
         hung = process.late_lanes
         if process is not self._serving or len(hung) < 2 or hung != process.lanes:
             return
+        gone = LibraryGoneError(f"every call to NVML hangs: {error}")
         if self._all_hung:  # the second time in a row: no hurry any more
-            self._library.fail(LibraryGoneError(f"every call to NVML hangs: {error}"))
+            self._library.fail(gone)
         self._all_hung = True
         for lane in hung:
             self._troubles.pop(lane, None)
-        self._lose(process)
+        self._lose(process, gone)
 
     def died(
         self, process: NvmlProcess, asks: tuple[Ask, ...], error: LibraryGoneError, *, crash: bool
@@ -164,20 +173,17 @@ class Supervisor:
             self._serving = None
         if not crash:
             return
-        again = [ask for ask in asks if ask.lane in self._troubles and self._troubles[ask.lane].clears(ask)]
+        again = [ask for ask in asks if ask.lane in self._troubles and self._troubles[ask.lane].suspects(ask)]
         for ask in again:
             trouble = self._troubles[ask.lane]
             trouble.held = True
             trouble.back_off.fail(LibraryGoneError(f"{ask.name}: {error}", uuid=ask.uuid))
         if not again:
             for ask in asks:
-                self._blame(ask)
+                self._blame(ask).suspected.add(ask.sets)
 
     def _blame(self, ask: Ask) -> _Trouble:
-        trouble = self._troubles.setdefault(ask.lane, _Trouble(BackOff(self._first_back_off_s), ask))
-        if ask.sets:
-            trouble.ask = ask  # a set that fails is not forgiven for reads that go well
-        return trouble
+        return self._troubles.setdefault(ask.lane, _Trouble(BackOff(self._first_back_off_s), ask))
 
     # -------------------------------------------------------------------------------------- one call
 
@@ -195,10 +201,16 @@ class Supervisor:
         error = trouble.back_off.error
         why = trouble.back_off.held()
         if not why:
-            room = len(self._others) + len(self._stuck) < _MOST_STUCK
-            if trouble.trial is None and room and self._may_replace():
+            if trouble.trial is not None:
+                when = "being tried again"
+            elif len(self._others) + len(self._stuck) >= _MOST_STUCK:
+                when = "next try when earlier NVML processes have ended"
+            elif not self._may_replace():
+                when = "next try when the other GPUs have their caps"
+            else:
                 trouble.trial = self._run(self._try_again(ask.lane, trouble))
-            why = f"{error} ({'being tried again' if trouble.trial else 'next try when other GPUs have their caps'})"
+                when = "being tried again"
+            why = f"{error} ({when})"
         return (type(error) if error is not None else DeadlineError)(why, uuid=ask.uuid, asked=False)
 
     async def _server(self) -> NvmlProcess:
@@ -235,22 +247,21 @@ class Supervisor:
         """Try a device that was held back in a process of its own, and let that take over where it must."""
         try:
             process = await self._start()
+            self._others.add(process)
+            if await self._answers(process, trouble):
+                if not self._hangs(lane):
+                    trouble.held = False
+                elif await self._quiet():
+                    await self._take_over(process)
+                    trouble.held = False
+                else:
+                    trouble.back_off.fail(_NO_MOMENT)
+            if process is not self._serving:
+                self._run(self._let_go(process, 0.0))
         except LibraryGoneError as error:
             trouble.back_off.fail(error)
+        finally:
             trouble.trial = None
-            return
-        self._others.add(process)
-        if await self._answers(process, trouble):
-            if not self._hangs(lane):
-                trouble.held = False
-            elif await self._quiet():
-                await self._take_over(process)
-                trouble.held = False
-            else:
-                trouble.back_off.fail(_NO_MOMENT)
-        trouble.trial = None
-        if process is not self._serving:
-            self._run(self._let_go(process, 0.0))
 
     async def _answers(self, process: NvmlProcess, trouble: _Trouble) -> bool:
         """Whether the device answers a reading there, if only before it would be tried again anyway."""
@@ -294,15 +305,15 @@ class Supervisor:
 
     # --------------------------------------------------------------------------------------------- ends
 
-    def _lose(self, process: NvmlProcess) -> None:
+    def _lose(self, process: NvmlProcess, why: LibraryGoneError) -> None:
         if process is self._serving:
             self._serving = None
         self._others.add(process)
-        self._run(self._end(process))
+        self._run(self._end(process, str(why)))
 
-    async def _end(self, process: NvmlProcess) -> None:
+    async def _end(self, process: NvmlProcess, why: str = "") -> None:
         """End it; remember it if even the kernel cannot."""
-        gone = await (process.kill() if process.late_lanes else process.end())
+        gone = await (process.kill(why) if why else process.kill() if process.late_lanes else process.end())
         self._others.discard(process)
         if not gone:
             self._stuck.append(process)
