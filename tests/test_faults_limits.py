@@ -8,6 +8,7 @@ import time
 import pytest
 
 from testbed import gpus
+from testbed.gpu_faults import plant
 from tests.fault_site import (
     ALL,
     NO_PERMISSION,
@@ -313,3 +314,46 @@ def test_fault_18_gpu_reset(site: LoneNode) -> None:
 
     asyncio.run(story())
     assert site.audit("conflict") == [] and journal_rests(site)
+
+
+def test_fault_43_module_cap_binds(site: LoneNode) -> None:
+    """A module's limit holds the GPU lower than ours: known as such, no fault, and our cap is what counts."""
+    bound = site.devices[1].uuid
+
+    async def story() -> None:
+        with gpus.Node(site.sim) as node:
+            plant(node, 43, bound)
+        async with agent_on(site) as (commander, node):
+            run = site.job(7, "1")
+            await commander.until(lambda r: r.runs, "the run")
+            await commander.plan(window_step(PARK_MW, {run: 600_000}))
+            report = await commander.until(lambda r: gpu(r, bound).ceiling_mw == 600_000, "ours counts")
+            assert (gpu(report, bound).requested_mw, gpu(report, bound).enforced_mw) == (600_000, 450_000)
+            assert gpu(report, bound).fault == "" and site.audit("conflict") == []
+            await commander.plan(window_step(PARK_MW, {run: 300_000}))
+            report = await commander.until(
+                lambda r: gpu(r, bound).ceiling_mw == 300_000, "lower than the module's"
+            )
+            assert gpu(report, bound).enforced_mw == 300_000
+            node.poke("module_mw", 0, gpu=bound)
+            await ends(commander)
+
+    asyncio.run(story())
+
+
+def test_fault_08_the_greatest_limit_fell(site: LoneNode) -> None:
+    """The limit before us lies outside the range by now: the GPU goes back as far as it can, and nothing is left."""
+    narrow = site.devices[0].uuid
+
+    async def story() -> None:
+        async with window_on(site) as (commander, node):
+            plant(node, 8, narrow, variant="maximum")
+            await commander.plan(window_step(None))
+            await commander.ceilings(500_000, *ALL[1:])
+            await until(lambda: journal_rests(site), "nothing left in the journal")
+            report = await commander.until(
+                lambda r: gpu(r, narrow).prior_mw == 500_000, "what it can be is its own"
+            )
+            assert gpu(report, narrow).fault == "" and gpu(report, narrow).max_mw == 500_000
+
+    asyncio.run(story())
