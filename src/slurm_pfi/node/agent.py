@@ -199,6 +199,7 @@ class Agent:
         while True:
             await asyncio.sleep(self._config.times.rescan_s)
             self._log.tell_repeated()
+            self.runtime.save_again()
             if self._watch is not None:
                 with contextlib.suppress(OSError):
                     self._watch.watch(self._paths.jobs)

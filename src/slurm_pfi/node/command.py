@@ -111,8 +111,10 @@ def _run(config: Config, config_file: Path, node: str, paths: NodePaths) -> int:
         paths.prepare()
         dismissed = dismiss(node, paths)
         lock = Lock(paths.lock)
-    except (SocketError, OSError) as error:
+    except SocketError as error:
         raise _StopError(f"the agent of {node} cannot start: {error}", WRONG_USE) from error
+    except OSError as error:  # a full disk, for one: trying again may help
+        raise _StopError(f"the agent of {node} cannot start: {error}", UNREACHABLE) from error
     except LockedError as error:
         raise _StopError(f"the agent of {node} runs already: {error}", NO) from error
     if dismissed is not None:

@@ -35,8 +35,9 @@ class Lock:
             pid = _pid_in(self._descriptor)
             os.close(self._descriptor)
             raise LockedError(path, pid) from error
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # on a full disk the lock is as good without its pid
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         """Let go. The file stays, so that nobody locks a file that another is about to remove."""

@@ -91,6 +91,7 @@ class Runtime:
         self._tasks: set[asyncio.Task[None]] = set()
         self.counted: Counter[str] = Counter()
         """Audit records of each event since the start, written or lost."""
+        self._unsaved: SavePlan | None = None
         self._asked_s: dict[int, float] = {}
         self._failing_s: float | None = None
         self._not_journaled: dict[GpuId, str] = {}
@@ -139,6 +140,12 @@ class Runtime:
     def audit_lost(self) -> int:
         """Audit records that could not be written."""
         return self._audit.lost
+
+    def save_again(self) -> None:
+        """The plan, if it could not be saved when it came: the disk may have room by now."""
+        if self._unsaved is not None:
+            self._save_plan(self._unsaved)
+            self.feed(Tick())
 
     def reopen_audit(self) -> None:
         """After the file was renamed by logrotate."""
@@ -231,9 +238,11 @@ class Runtime:
             else:
                 write_atomically(self._paths.plan, msgspec.json.encode(action.held), 0o600)
         except OSError as error:
+            self._unsaved = action
             fault = f"{self._paths.plan} cannot be written: {error}; after a restart this plan is not known"
             self._events.append(FaultChanged(what="plan", text=fault))
         else:
+            self._unsaved = None
             if "plan" in self.state.faults:
                 self._events.append(FaultChanged(what="plan", text=""))
 
