@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from slurm_pfi.bus.local import LocalServer
@@ -91,6 +91,22 @@ class Commander:
         self._seqs[node.name] = seq
         node.record.orders.append(Order(seq, sent_ns, steps))
         return seq
+
+    async def order(self, node: ChaosNode, *steps: Step) -> None:
+        """Order it and see it held. Raises ChaosError when that does not come about."""
+        await self.until(node, lambda report: report.gpus, "GPUs listed")
+        while (seq := self.send(node, steps)) is None:
+            await self.until(node, lambda report: report.gpus, "GPUs listed")
+            await asyncio.sleep(0.01)
+        await self.until(node, lambda report: report.held and report.held.seq >= seq, f"plan {seq} held")
+
+    async def ceilings(self, node: ChaosNode, wanted_mw: Mapping[str, int]) -> None:
+        """Wait until every GPU is promised to be at these limits."""
+        await self.until(
+            node,
+            lambda report: {gpu.uuid: gpu.ceiling_mw for gpu in report.gpus} == dict(wanted_mw),
+            f"ceilings {list(wanted_mw.values())}",
+        )
 
     def _take(self, report: Report) -> None:
         node = self._nodes[report.node]

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -68,11 +68,8 @@ async def wait_until(condition: object, what: str, patience_s: float = PATIENCE_
 class ChaosNode:
     """Four GPUs whose three numberings differ; the prior limits of some are not their defaults."""
 
-    def __init__(
-        self, site: Site, name: str, priors_mw: Iterable[int], *, wrapper: Iterable[str] = ()
-    ) -> None:
-        """``wrapper`` is put before the agent's command line (strace)."""
-        self.site, self.name, self.wrapper = site, name, tuple(wrapper)
+    def __init__(self, site: Site, name: str, priors_mw: Iterable[int]) -> None:
+        self.site, self.name = site, name
         self.folder = site.folder / "state" / name
         self.log = site.folder / f"{name}.log"
         sim = site.folder / "sim" / name
@@ -108,14 +105,17 @@ class ChaosNode:
 
     # ------------------------------------------------------------------------------------------- processes
 
-    def start(self, environment: Mapping[str, str] | None = None) -> None:
-        """Start the agent, as systemd does when it has ended."""
+    def start(self, word: str = "run", *, wrapper: Iterable[str] = ()) -> None:
+        """Start the agent, as systemd does when it has ended; or another command that acts on the GPUs.
+
+        ``wrapper`` is put before its command line (strace).
+        """
         assert self.agent is None
         self.record.spawns_ns.append(time.monotonic_ns())
         with self.log.open("ab") as log:
             self.agent = subprocess.Popen(
-                [*self.wrapper, *self.command("run")],
-                env={**self.environment(), **(environment or {})},
+                [*wrapper, *self.command(word)],
+                env=self.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -67,14 +67,7 @@ class Story:
     async def _close_window(self) -> None:
         if self.node.agent is None:
             self.node.start()
-        await self.commander.until(self.node, lambda report: report.gpus, "GPUs listed")
-        seq = None
-        while seq is None:
-            seq = self.commander.send(self.node, (Step(0, None, {}),))
-            await asyncio.sleep(0.01)
-        await self.commander.until(
-            self.node, lambda report: report.held and report.held.seq >= seq, "the last plan held"
-        )
+        await self.commander.order(self.node, Step(0, None, {}))
 
     # ------------------------------------------------------------------------------------------ one agent
 

@@ -1,0 +1,267 @@
+"""SIGKILL at every fsync, rename, link and unlink in turn, by strace.
+
+A life is a fixed story of one agent: start, first set, raise, restore, release, resume. It is lived once to count the
+calls of each kind, then once for each of them on a node of its own, and the kernel kills the agent as it makes that
+call. Another agent, which nobody kills, has to bring everything to rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from slurm_pfi.bus.asking import Reply, ask
+from slurm_pfi.bus.unix import SocketError
+
+from .commander import Commander
+from .judge import Violation, judge
+from .node import PATIENCE_S, AgentEndedError, ChaosError, ChaosNode, Site, wait_until
+from .record import Step
+
+CALLS: Final = (
+    "fsync",
+    "fdatasync",
+    "rename",
+    "renameat",
+    "renameat2",
+    "link",
+    "linkat",
+    "unlink",
+    "unlinkat",
+)
+PRIORS_MW: Final = (700_000, 650_000)
+_SIDE_BY_SIDE: Final = 2
+_LINE: Final = re.compile(r"(\d+) +(\w+)\(")
+_FOREVER_NS: Final = 2**62
+
+Point: TypeAlias = tuple[str, str, int]
+"""The life, the call, and which of that kind it is in that life."""
+Life: TypeAlias = Callable[[ChaosNode, Commander, tuple[str, ...]], Awaitable[None]]
+
+
+@dataclass
+class Killed:
+    """What the kills led to. ``missed``: points that a life did not reach this time."""
+
+    kills: dict[str, int] = field(default_factory=dict)
+    missed: list[Point] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
+    took_s: float = 0.0
+
+
+def check_strace() -> None:
+    """Raises ChaosError that names what is missing: strace itself, or the right to trace."""
+    if shutil.which("strace") is None:
+        raise ChaosError("strace is not installed; make setup installs it (Debian: apt-get install strace)")
+    tried = subprocess.run(
+        ["strace", "-qqq", "-o", "/dev/null", "true"], check=False, capture_output=True, text=True, timeout=30
+    )
+    if tried.returncode != 0:
+        raise ChaosError(
+            f"ptrace is not allowed here, so no process can be killed at a system call: {tried.stderr.strip()}; "
+            "allow it (in a container --cap-add=SYS_PTRACE, else sysctl kernel.yama.ptrace_scope=1)"
+        )
+
+
+def run(folder: Path, *, most: int | None = None) -> Killed:
+    """Kill at every call, or at ``most`` of them spread evenly. Raises ChaosError when the rig itself fails."""
+    check_strace()
+    return asyncio.run(_run(folder, most))
+
+
+async def _run(folder: Path, most: int | None) -> Killed:
+    site = Site(folder)
+    site.write_config()
+    killed = Killed()
+    began_s = time.monotonic()
+    async with Commander(site) as commander:
+        rig = _Rig(site, commander, killed)
+        points = [point for life in LIVES for point in await rig.count(life)]
+        room = asyncio.Semaphore(_SIDE_BY_SIDE)
+
+        async def one(point: Point) -> None:
+            async with room:
+                await rig.kill_at(point)
+
+        async with asyncio.TaskGroup() as group:
+            for point in _spread(points, most):
+                group.create_task(one(point))
+    killed.took_s = time.monotonic() - began_s
+    return killed
+
+
+def _spread(points: list[Point], most: int | None) -> list[Point]:
+    if most is None or most >= len(points):
+        return points
+    return [points[place * len(points) // most] for place in range(most)]
+
+
+class _Rig:
+    """A node for each life, under one commander."""
+
+    def __init__(self, site: Site, commander: Commander, killed: Killed) -> None:
+        self._site, self._commander, self._killed = site, commander, killed
+        self._count = 0
+
+    async def count(self, life: str) -> list[Point]:
+        """Live it once unharmed; every call that can be killed at."""
+        node = self._node()
+        trace = self._site.folder / f"{node.name}.strace"
+        try:
+            await LIVES[life](node, self._commander, _strace(trace))
+            await self._next_agent(node)
+        finally:
+            await node.close()
+        seen = collections.Counter(
+            (found[1], found[2])
+            for line in trace.read_text().splitlines()
+            if (found := _LINE.match(line)) is not None
+        )
+        most = {call: max((n for (_, name), n in seen.items() if name == call), default=0) for call in CALLS}
+        return [(life, call, nth) for call in CALLS for nth in range(1, most[call] + 1)]
+
+    async def kill_at(self, point: Point) -> None:
+        """One life with its end, and the next agent's work."""
+        life, call, nth = point
+        node = self._node()
+        wrapper = _strace(Path("/dev/null"), f"inject={call}:signal=KILL:when={nth}")
+        try:
+            await LIVES[life](node, self._commander, wrapper)
+            self._killed.missed.append(point)
+        except AgentEndedError as error:
+            if node.agent is None or node.agent.returncode != -signal.SIGKILL:
+                raise ChaosError(f"{point}: it ended, but was not killed: {error}") from error
+            name = f"{life}: {call}"
+            self._killed.kills[name] = self._killed.kills.get(name, 0) + 1
+        try:
+            await self._next_agent(node)
+        finally:
+            await node.close()
+            self._killed.violations += [*node.violations, *judge(node.record)]
+
+    def _node(self) -> ChaosNode:
+        self._count += 1
+        node = ChaosNode(self._site, f"s{self._count}", PRIORS_MW)
+        self._commander.add(node)
+        return node
+
+    async def _next_agent(self, node: ChaosNode) -> None:
+        """After the life an agent that nobody kills ends a release, closes the window, and all comes to rest."""
+        if node.agent is not None and node.agent.poll() is None:
+            node.kill_agent()
+        await node.collect()
+        self._commander.forget(node)
+        node.look_at_the_dead()
+        node.start()
+        report = await self._commander.until(node, lambda report: report.gpus, "GPUs listed")
+        if report.released:
+            await _control(node, "resume")
+        elif node.record.releases_ns:
+            begin_ns, end_ns = node.record.releases_ns[-1]
+            node.record.releases_ns[-1] = (begin_ns, min(end_ns, time.monotonic_ns()))
+        await _close(node, self._commander)
+        await node.rest()
+
+
+def _strace(output: Path, *inject: str) -> tuple[str, ...]:
+    """Detached (-D), so that the process stays our own child and strace only watches it."""
+    expressions = [word for expression in inject for word in ("-e", expression)]
+    calls = ",".join(CALLS)
+    return (
+        "strace",
+        "-D",
+        "-f",
+        "-qqq",
+        "-e",
+        f"trace={calls}",
+        "-e",
+        "signal=none",
+        *expressions,
+        "-o",
+        str(output),
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- lives
+
+
+async def _window(node: ChaosNode, commander: Commander, wrapper: tuple[str, ...]) -> None:
+    """Agent start, first set, raise, restore, another window, release, resume. Raises AgentEndedError when killed."""
+    first, second = (device.uuid for device in node.devices)
+    node.start(wrapper=wrapper)
+    await commander.until(node, lambda report: report.gpus, "GPUs listed")
+    job = node.begin_job([0])
+    await commander.until(node, lambda report: report.runs, "the run seen")
+    for cap_mw in (400_000, 300_000, 500_000):
+        await commander.order(node, Step(0, 200_000, {job.job_id: cap_mw}))
+        await commander.ceilings(node, {first: cap_mw, second: 200_000})
+    node.end_job(job)
+    await commander.ceilings(node, {first: 200_000, second: 200_000})
+    await _close(node, commander)
+    await commander.order(node, Step(0, 250_000, {}))
+    await commander.ceilings(node, {first: 250_000, second: 250_000})
+    await _control(node, "release")
+    await _control(node, "resume")
+
+
+async def _release(node: ChaosNode, commander: Commander, wrapper: tuple[str, ...]) -> None:
+    """The admin's release after the agent has died in a window. Raises AgentEndedError when that is killed."""
+    node.start()
+    await commander.until(node, lambda report: report.gpus, "GPUs listed")
+    await commander.order(node, Step(0, 200_000, {}))
+    await commander.ceilings(node, dict.fromkeys(node.record.priors, 200_000))
+    node.kill_agent()
+    await node.collect()
+    commander.forget(node)
+    node.record.releases_ns.append((time.monotonic_ns(), _FOREVER_NS))
+    node.start("release", wrapper=wrapper)
+    process = node.agent
+    assert process is not None
+    await wait_until(lambda: process.poll() is not None, f"{node.name}: the end of the release")
+    if process.returncode != 0:
+        raise AgentEndedError(f"{node.name}: release ended with {process.returncode}; see {node.log}")
+
+
+LIVES: Final[dict[str, Life]] = {"window": _window, "release": _release}
+
+
+async def _close(node: ChaosNode, commander: Commander) -> None:
+    await commander.order(node, Step(0, None, {}))
+    await commander.ceilings(node, node.record.priors)
+
+
+async def _control(node: ChaosNode, word: str) -> None:
+    """The admin's word to a living agent. Raises AgentEndedError when it is killed over it."""
+    if word == "release":
+        node.record.releases_ns.append((time.monotonic_ns(), _FOREVER_NS))
+    reply = await asyncio.to_thread(_ask, node.folder / "control.sock", word)
+    if reply is None:
+        agent = node.agent
+        await wait_until(lambda: agent is None or agent.poll() is not None, f"{node.name}: {word} answered")
+        raise AgentEndedError(f"{node.name}: killed during {word}")
+    if not reply.ok:
+        raise ChaosError(f"{node.name}: {word}: {reply.message}")
+    if word == "resume":
+        begin_ns, _ = node.record.releases_ns[-1]
+        node.record.releases_ns[-1] = (begin_ns, time.monotonic_ns())
+
+
+def _ask(control: Path, word: str) -> Reply | None:
+    try:
+        return ask(control, word, timeout_s=PATIENCE_S)
+    except (SocketError, OSError):
+        return None
+
+
+def by_call(kills: dict[str, int]) -> Iterable[str]:
+    """One line for people."""
+    return (f"{name} {count}" for name, count in sorted(kills.items()))
