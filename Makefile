@@ -6,6 +6,8 @@ SHELL := /bin/bash
 
 VENV := .venv
 PY := $(VENV)/bin/python
+# The callbacks are tried with the real libraries, which are large: in an environment of their own.
+CALLBACKS := build/callbacks/venv
 # Which jobs the demo runs: one or two.
 MIX ?= one
 # Debian's packages by name: Slurm and munge for the real cluster, slurmdbd and its database for a cluster with accounting,
@@ -18,6 +20,7 @@ APT_PACKAGES := python3 python3-venv gcc libc6-dev make slurmctld slurmd slurm-c
 help:
 	@echo "make demo     show the main job on a real Slurm cluster with simulated GPUs"
 	@echo "make test     run all tests"
+	@echo "make test-callbacks  try the callbacks in tiny trainings with the real libraries"
 	@echo "make hardware-checks  read the GPUs of this machine as the agent does (read-only)"
 	@echo "make lint     ruff, mypy --strict"
 	@echo "make bench    speed and memory, written to build/bench"
@@ -38,6 +41,9 @@ test: setup
 # Where there is an NVIDIA GPU: reads it through the agent's own code, writes nothing.
 hardware-checks: setup
 	$(PY) -m pytest -q -s -m gpu tests/hardware
+
+test-callbacks: setup $(CALLBACKS)/.ready
+	$(CALLBACKS)/bin/python -m pytest tests/callbacks
 
 lint: setup
 	$(VENV)/bin/ruff check .
@@ -76,6 +82,13 @@ system:
 $(VENV)/.ready: pyproject.toml
 	python3 -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+# A CPU build of torch; no torchvision, which nothing here needs.
+$(CALLBACKS)/.ready: pyproject.toml
+	python3 -m venv $(CALLBACKS)
+	$(CALLBACKS)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 transformers accelerate \
+		lightning pytorch-lightning pytest pytest-timeout --editable .
 	touch $@
 
 native: $(VENV)/.ready

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import time
+from pathlib import Path
 
 import pytest
 
 from testbed import gpus
 from testbed.site import Site
 
+from .. import hostile_senders
 from ..site_fixture import (
     PARK_MW,
     TRAIN,
@@ -100,34 +104,6 @@ status = talk(f"{RUN}/control.sock", b'{"command": "status"}\\n')
 print("status", json.loads(status)["ok"])
 """
 
-DATAGRAMS = """
-import os, socket
-out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-path = os.environ["SLURM_PFI_PROGRESS"].replace("%n", "n1")
-sent = 0
-words = [b"", b"x", b"pfi-progress 1 nan tokens", b"pfi-progress 1 1e999 tokens", b"pfi-progress 2 1 tokens",
-         b"pfi-progress 1 -5 tokens", b"pfi-progress 1 5 " + b"t" * 300, bytes(range(256)), b"\\0" * 4096]
-for number in range(1000):
-    out.sendto(words[number % len(words)], path)
-    sent += 1
-print("sent", sent)
-out.sendto(b"pfi-progress 1 4711 tokens", path)
-import time, json
-connection = socket.socket(socket.AF_UNIX)
-for _ in range(100):
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(f"{RUN}/control.sock")
-    connection.sendall(b'{"command": "jobs"}\\n')
-    answer = b""
-    while not answer.endswith(b"\\n"):
-        answer += connection.recv(65536)
-    mine = [run for run in json.loads(answer)["data"] if str(run["job_id"]) == os.environ["SLURM_JOB_ID"]]
-    if mine:
-        break
-    time.sleep(0.1)
-print("known", bool(mine))
-"""
-
 
 def script(site: Site, text: str, **more: object) -> str:
     values = {
@@ -195,16 +171,48 @@ def test_sockets(site: Site) -> None:
     assert site.log_of("controller").count("Traceback") == 0
 
 
-def test_a_thousand_datagrams(site: Site) -> None:
-    said = as_user(site, script(site, DATAGRAMS), name="datagrams")
-    assert said.splitlines() == ["sent 1000", "known True"]
-    wait_logged(site, "n1", "progress dropped")
-    assert site.log_of("n1").count("progress dropped") <= 5
-    # The agent still does its work.
-    job = site.submit(TRAIN, gpus=4, flex="medium")
-    site.wait_training(job)
-    wait_as("progress arrives", lambda: (site.jobs()[job]["rate_per_s"] or 0) > 0)
+def test_a_thousand_hostile_senders_beside_an_honest_job(site: Site) -> None:
+    """All that a user can send, from a job and from what left it: the neighbour's counter and the agent go on."""
+    folder, agent = site.node_dir("n1"), site.pid_of("n1")
+    honest = site.submit(TRAIN, gpus=2, flex="medium")
+    site.wait_training(honest)
+    wait_as("its rate is known", lambda: (site.jobs()[honest]["rate_per_s"] or 0) > 0)
+    usual = site.jobs()[honest]["rate_per_s"]
+    hostile = site.root / "python/hostile_senders.py"
+    shutil.copy(hostile_senders.__file__, hostile)
+    words = (folder / "progress.sock", folder / f"progress/{honest}.0", f"{folder}/progress/$SLURM_JOB_ID.0")
+    sockets = " ".join(f'"{word}"' for word in words)
+    text = f'#!/bin/sh\nexec python3 -S {hostile} {sockets} "slurmstepd: [{honest}.batch]" 1000\n'
+    began_s, busy_s, open_files = time.monotonic(), cpu_s(agent), len(descriptors(agent))
+    job = site.cluster.sbatch(text, "--gres=gpu:1", "--nodelist=n1")
+    rates: list[float] = []
+
+    def over() -> bool:
+        rates.append(site.jobs()[honest]["rate_per_s"] or 0)
+        return site.cluster.job_fields(job)["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING")
+
+    wait_as("all have tried", over, timeout_s=100)
+    share = (cpu_s(agent) - busy_s) / (time.monotonic() - began_s)
+    tried = json.loads(site.cluster.job_output(job))
+    assert sum(tried.values()) == 1000 and len(tried) == len(hostile_senders.KINDS)
+    assert min(rates) > 0.7 * usual and max(rates) < 1.3 * usual
+    assert share < 0.3, "of a core, all of the agent's work"
+    wait_as("nothing stays open", lambda: len(descriptors(agent)) <= open_files + 2)
+    assert site.log_of("n1").count("progress dropped") <= 12, "one line for each reason"
+    dropped = json.loads(site.node_cli("n1", "status", "--json").stdout)["progress_dropped"]
+    assert dropped["not a progress datagram"] and dropped["sender belongs to another run"]
     set_limit(site, 3400)
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process so far."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def descriptors(pid: int) -> list[Path]:
+    """What a process has open."""
+    return list(Path(f"/proc/{pid}/fd").iterdir())
 
 
 def test_connections_that_say_nothing_keep_nobody_out(site: Site) -> None:

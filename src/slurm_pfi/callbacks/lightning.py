@@ -24,6 +24,10 @@ class _Hooks:
         self._reporter = Reporter()
         self._told: int | None = None
 
+    def on_train_start(self, trainer: Any, *_: Any, **__: Any) -> None:
+        """What was done before, in a training that resumes, is nothing new."""
+        self._told = getattr(trainer, "global_step", None)
+
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
         """After each batch; while gradients are gathered the counter stands still and there is nothing to tell."""
         self._tell(trainer, last=False)
