@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,3 +149,33 @@ def test_fields_may_not_pose_as_the_envelope_and_odd_values_do_not_raise(tmp_pat
     assert log.write("x", {"value": math.nan})
     log.close()
     assert lines(tmp_path / "a")[-1]["value"] is None
+
+
+def test_a_file_that_has_grown_makes_room_and_no_line_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    audit = AuditLog(path, "node:n1", max_bytes=2000)
+    for number in range(100):
+        assert audit.write("set", {"number": number})
+        kept = [*_lines(tmp_path / "audit.jsonl.1"), *_lines(path)]
+        assert [line["number"] for line in kept] == list(range(kept[0]["number"], number + 1))
+        assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 2 * 2000 + 300
+    audit.close()
+    again = AuditLog(path, "node:n1", max_bytes=2000)
+    again.write("set", {"number": 100})
+    assert _lines(path)[-1]["number"] == 100, "what an earlier process wrote counts"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["audit.jsonl", "audit.jsonl.1"]
+
+
+def test_a_file_that_cannot_be_renamed_goes_on_and_it_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    path = tmp_path / "audit.jsonl"
+    (tmp_path / "audit.jsonl.1").mkdir()
+    audit = AuditLog(path, "node:n1", max_bytes=500, on_fault=said.append)
+    for number in range(20):
+        assert audit.write("set", {"number": number})
+    assert [line["number"] for line in _lines(path)] == list(range(20))
+    assert 1 <= len(said) < 10 and "cannot be renamed: Is a directory" in said[0]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

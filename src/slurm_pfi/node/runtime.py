@@ -52,6 +52,7 @@ from .state import Settings, State
 _LEAST_PAUSE_S: Final = 0.001
 _AFTER_ERROR_S: Final = 1.0
 _RESEND_S: Final = 0.05
+_AUDIT_BYTES: Final = 32 * 1024 * 1024  # it lies in memory (/run), and counts towards the unit's MemoryMax
 _LATE_S: Final = 10.0
 _FAILING_S: Final = 30.0
 _UNANSWERED_S: Final = 120.0  # deadlines end every question far earlier
@@ -83,7 +84,10 @@ class Runtime:
         self._log = log
         self._leave_restorer = leave_restorer
         self._audit = AuditLog(
-            paths.audit, f"node:{settings.node}", on_fault=lambda text: log.error("audit", fault=text)
+            paths.audit,
+            f"node:{settings.node}",
+            on_fault=lambda text: log.error("audit", fault=text),
+            max_bytes=_AUDIT_BYTES,
         )
         self._events: deque[Event] = deque()
         self._feeding = False

@@ -23,13 +23,23 @@ class AuditLog:
     """One daemon's file; nothing here raises into the caller.
 
     ``actor`` is ``controller`` or ``node:<name>``. ``on_fault(text)`` is called once when writing begins to fail and
-    once when it works again.
+    once when it works again. With ``max_bytes`` a file that has grown beyond is kept as ``<name>.1``, in place of the
+    one before, and a new one begun.
     """
 
-    def __init__(self, path: Path, actor: str, *, on_fault: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        actor: str,
+        *,
+        on_fault: Callable[[str], None] | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
         self._path = path
         self._actor = actor
         self._on_fault = on_fault
+        self._max_bytes = max_bytes
+        self._bytes = 0
         self._descriptor: int | None = None
         self._failing = False
         self._unsaid = 0
@@ -59,6 +69,8 @@ class AuditLog:
             self._lose()
             return False
         self._unsaid = 0
+        if self._max_bytes is not None and self._bytes > self._max_bytes:
+            self._begin_anew()
         if self._failing:
             self._failing = False
             self._say(f"the audit log {self._path} is written again; {self.lost} lines are lost")
@@ -79,6 +91,7 @@ class AuditLog:
             return False
         self.close()
         self._descriptor = descriptor
+        self._bytes = os.fstat(descriptor).st_size
         self._torn = _ends_torn(self._path)
         return True
 
@@ -114,6 +127,7 @@ class AuditLog:
         written = os.write(self._descriptor, line)
         if written == len(line):
             self._torn = False
+            self._bytes += written
             return
         # The disk is full in the middle of a line. We are the only writer: take the piece back.
         try:
@@ -121,6 +135,15 @@ class AuditLog:
         except OSError:
             self._torn = True
         raise OSError(f"only {written} of {len(line)} bytes fit")
+
+    def _begin_anew(self) -> None:
+        try:
+            self._path.rename(self._path.with_name(f"{self._path.name}.1"))
+        except OSError as error:
+            self._bytes = 0  # tried again when as much more has been written
+            self._say(f"the audit log {self._path} grows, for it cannot be renamed: {error.strerror}")
+            return
+        self.reopen()
 
     def _lose(self) -> None:
         self.lost += 1
