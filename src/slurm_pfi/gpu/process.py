@@ -83,7 +83,7 @@ class _InFlight:
 
 
 class NvmlProcess(asyncio.Protocol):
-    """Made by ``start``."""
+    """Made by ``launch``."""
 
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
         self.listener: Listener | None = None
@@ -102,8 +102,8 @@ class NvmlProcess(asyncio.Protocol):
         self._ended = ""
 
     @classmethod
-    async def start(cls, deadline_s: float, environment: Mapping[str, str] | None) -> NvmlProcess:
-        """Start it and wait until the library is ready. Raises LibraryGoneError when it fails or takes too long."""
+    async def launch(cls, environment: Mapping[str, str] | None) -> NvmlProcess:
+        """Start it; then wait until it is ``ready``. Raises LibraryGoneError when it cannot be started."""
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-I", "-m", "slurm_pfi.gpu.child", str(os.getpid())]
         end = theirs.fileno()
@@ -116,21 +116,19 @@ class NvmlProcess(asyncio.Protocol):
         finally:
             theirs.close()
         process = cls(popen)
-        try:
-            await process._loop.create_connection(lambda: process, sock=ours)
-            async with asyncio.timeout(deadline_s):
-                first = await asyncio.shield(process._ready)
-            if isinstance(first, DeviceError):
-                raise first
-        except TimeoutError as error:
-            await process.kill()
-            raise LibraryGoneError(
-                f"the NVML process was not ready within {deadline_s:g} s", asked=False
-            ) from error
-        except BaseException:
-            await process.kill()
-            raise
+        await process._loop.create_connection(lambda: process, sock=ours)
         return process
+
+    async def ready(self, deadline_s: float) -> None:
+        """Wait for the library. Raises LibraryGoneError when it fails or takes too long: then it has to be killed."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                first = await asyncio.shield(self._ready)
+        except TimeoutError as error:
+            why = f"the NVML process was not ready within {deadline_s:g} s"
+            raise LibraryGoneError(why, asked=False) from error
+        if isinstance(first, DeviceError):
+            raise first
 
     @property
     def pid(self) -> int:

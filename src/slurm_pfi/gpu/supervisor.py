@@ -203,7 +203,7 @@ class Supervisor:
         if not why:
             if trouble.trial is not None:
                 when = "being tried again"
-            elif len(self._others) + len(self._stuck) >= _MOST_STUCK:
+            elif len(self._others) + self._count_stuck() >= _MOST_STUCK:
                 when = "next try when earlier NVML processes have ended"
             elif not self._may_replace():
                 when = "next try when the other GPUs have their caps"
@@ -220,6 +220,7 @@ class Supervisor:
                 serving = self._serving = None
             if serving is None:
                 serving = self._serving = await self._start()
+                self._others.discard(serving)
                 serving.listener = self
             return serving
 
@@ -229,17 +230,23 @@ class Supervisor:
         if why := self._library.held():
             code = self._library.error.code if self._library.error else None
             raise LibraryGoneError(why, code=code, asked=False)
-        self._stuck = [process for process in self._stuck if not process.has_ended]
-        if len(self._stuck) >= _MOST_STUCK:
+        if self._count_stuck() >= _MOST_STUCK:
             pids = ", ".join(str(process.pid) for process in self._stuck)
             raise LibraryGoneError(
                 f"earlier NVML processes are stuck in the driver (pids {pids}); reboot this node", asked=False
             )
         try:
-            return await NvmlProcess.start(self._start_deadline_s, self._environment)
+            process = await NvmlProcess.launch(self._environment)
+            self._others.add(process)
+            try:
+                await process.ready(self._start_deadline_s)
+            except BaseException:
+                await self._end(process, "the NVML process was given up")
+                raise
         except LibraryGoneError as error:
             self._library.fail(error)
             raise
+        return process
 
     # ------------------------------------------------------------------------------------- second tries
 
@@ -247,7 +254,6 @@ class Supervisor:
         """Try a device that was held back in a process of its own, and let that take over where it must."""
         try:
             process = await self._start()
-            self._others.add(process)
             if await self._answers(process, trouble):
                 if not self._hangs(lane):
                     trouble.held = False
@@ -304,6 +310,10 @@ class Supervisor:
         await self._end(process)
 
     # --------------------------------------------------------------------------------------------- ends
+
+    def _count_stuck(self) -> int:
+        self._stuck = [process for process in self._stuck if not process.has_ended]
+        return len(self._stuck)
 
     def _lose(self, process: NvmlProcess, why: LibraryGoneError) -> None:
         if process is self._serving:
