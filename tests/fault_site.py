@@ -38,6 +38,7 @@ def short_times(site: LoneNode, **times: float) -> LoneNode:
         "device_deadline_s": 1.5,
         "node_answer_s": 1.5,
         "report_s": 1.0,
+        "activity_s": 1.0,
         **times,
     }
     with site.config.open("a") as config:

@@ -20,6 +20,7 @@ from tests.fault_site import (
     gpu,
     journal,
     limit_of,
+    nvml_children,
     others,
     site,
     until,
@@ -48,12 +49,15 @@ def _lost_in_the_middle(site: LoneNode, number: int) -> None:
 
     async def story() -> None:
         async with window_on(site) as (commander, node):
+            told = len(commander.reports)
             plant(node, number, lost)
             await commander.until(
                 lambda r: gpu(r, lost).ceiling_mw is None, "unknown, so counted at its maximum"
             )
             await commander.plan(window_step(300_000))
             report = await commander.until(lambda r: others(r, lost) == [300_000] * 3, "the others follow")
+            unread = [gpu(r, lost) for r in commander.reports[told:] if gpu(r, lost).draw_mw is None]
+            assert unread and all(one.ceiling_mw is None for one in unread), "unknown at once"
             assert [one.uuid for one in report.gpus].count(lost) == 1 and len(report.gpus) == 4
             assert gpu(report, lost).requested_mw is None and gpu(report, lost).draw_mw is None
             assert gpu(report, lost).fault and journal(site)[lost].current_mw == PARK_MW
@@ -84,6 +88,12 @@ def test_fault_22_indices_shift(site: LoneNode) -> None:
             await commander.plan(window_step(300_000, {run: 500_000}))
             await commander.ceilings(300_000, 300_000, 500_000, 300_000)
             await until(lambda: site.limits() == [300_000, 300_000, 500_000, 300_000], "by UUID")
+            plant(node, 22)
+            for child in nvml_children(site):
+                child.kill()  # a new process counts them anew and is told no order at all
+            await commander.plan(window_step(PARK_MW, {run: 450_000}))
+            await commander.ceilings(PARK_MW, PARK_MW, 450_000, PARK_MW)
+            assert site.audit("set_failed") == []
             await ends(commander)
 
     asyncio.run(story())
@@ -137,7 +147,15 @@ def test_fault_30_gpu_replaced(site: LoneNode) -> None:
     slot, old = site.devices[1], site.devices[1].uuid
 
     async def story() -> None:
-        async with window_on(site) as (commander, node):
+        async with agent_on(site) as (commander, node):
+            await commander.until(lambda r: len(r.gpus) == 4, "listed")
+            for device in site.devices:
+                node.poke("requested_mw", 650_000, gpu=device.uuid)
+            await commander.until(
+                lambda r: {one.prior_mw for one in r.gpus} == {650_000}, "the site's own limits"
+            )
+            await commander.plan(window_step(PARK_MW))
+            await commander.ceilings(*PARKED)
             site.started[-1].kill()
             site.started[-1].wait()
             plant(node, 30, old)
@@ -151,7 +169,7 @@ def test_fault_30_gpu_replaced(site: LoneNode) -> None:
             await commander.plan(window_step(300_000))
             await commander.ceilings(*[300_000] * 4)
             await commander.plan(window_step(None))
-            await commander.ceilings(*ALL)
+            await commander.ceilings(650_000, 700_000, 650_000, 650_000)
             await until(
                 lambda: [u for u, entry in journal(site).items() if entry.current_mw is not None] == [old],
                 "only the record of the board that is gone is left, as it was",

@@ -81,13 +81,14 @@ def test_fault_03_driver_upgraded_under_us(site: LoneNode) -> None:
 
     async def story() -> None:
         async with window_on(site) as (commander, node):
-            sets = len(site.audit("set"))
+            sets, (first,) = len(site.audit("set")), nvml_children(site)
             plant(node, 3)
             report = await commander.until(
                 lambda r: set(ceilings(r)) == {None},
                 "unknown",
             )
             assert all("18" in one.fault for one in report.gpus) and says(report, "code 18")
+            assert _gone([first]), "only a new process can load the new library"
             assert site.limits() == PARKED and all(e.current_mw == PARK_MW for e in journal(site).values())
             node.clear_faults()
             await commander.ceilings(*PARKED)
@@ -151,19 +152,26 @@ def test_fault_25_init_hangs(site: LoneNode) -> None:
     asyncio.run(story())
 
 
-def test_fault_26_crash_inside_the_library(site: LoneNode) -> None:
-    """The process dies in a call on one device: the others keep their caps and follow the next plan."""
+@pytest.mark.parametrize("variant", ["read", "every set"])
+def test_fault_26_crash_inside_the_library(site: LoneNode, variant: str) -> None:
+    """The process dies in a call on one device, once or always: the others keep their caps and follow the next plan."""
     fatal = site.devices[0].uuid
 
     async def story() -> None:
         async with window_on(site) as (commander, node):
             (child,) = nvml_children(site)
-            plant(node, 26, fatal, variant="read")
-            await until(lambda: not child.is_running(), "the crash")
+            plant(node, 26, fatal, variant=variant)
+            if variant == "read":
+                await until(lambda: _gone([child]), "the crash")
             await commander.plan(window_step(300_000))
             await commander.until(lambda r: others(r, fatal) == [300_000] * 3, "the others follow")
-            await commander.ceilings(*[300_000] * 4)
             assert site.started[-1].poll() is None
+            if variant == "every set":
+                await until(lambda: len(site.audit("set_failed")) >= 4, "tried again and again")
+                blamed = [said["uuid"] for said in site.audit("set_failed")][-2:]
+                assert blamed == [fatal] * 2, "the others are not drawn in"
+            node.clear_faults()
+            await commander.until(lambda r: ceilings(r) == [300_000] * 4, "tried again", deadline_s=40.0)
             await ends(commander)
 
     asyncio.run(story())

@@ -122,7 +122,7 @@ def test_fault_10_success_without_effect(site: LoneNode) -> None:
             report = await commander.until(
                 lambda r: gpu(r, deaf).fault and others(r, deaf) == [PARK_MW] * 3, "said, the others in force"
             )
-            assert gpu(report, deaf).ceiling_mw == 700_000 and "read back" in gpu(report, deaf).fault
+            assert gpu(report, deaf).ceiling_mw == 700_000 and "was accepted but" in gpu(report, deaf).fault
             assert not [said for said in site.audit("readback") if said["uuid"] == deaf]
             await commander.ceilings(*PARKED)
             await ends(commander)
@@ -149,6 +149,29 @@ def test_fault_11_applied_then_error(site: LoneNode, code: int) -> None:
     asyncio.run(story())
     assert site.audit("conflict") == [], "nobody else wrote"
     assert site.limits() == ALL
+
+
+def test_fault_11_applied_after_the_deadline(site: LoneNode) -> None:
+    """A raise that nobody waits for any more may still be made: it counts from the plan on, whatever is read."""
+    slow = site.devices[1].uuid
+
+    async def story() -> None:
+        async with agent_on(site) as (commander, node):
+            run = site.job(7, "1")
+            await commander.until(lambda r: r.runs, "the run")
+            await commander.plan(window_step(PARK_MW, {run: 300_000}))
+            await commander.ceilings(PARK_MW, 300_000, PARK_MW, PARK_MW)
+            node.fault(SET, FaultKind.DELAY, gpu=slow, delay_s=3.0, count=1)
+            report = await commander.plan(window_step(PARK_MW, {run: 600_000}))
+            told = commander.reports.index(report)
+            await until(lambda: limit_of(site, slow) == 600_000, "made late")
+            await commander.ceilings(PARK_MW, 600_000, PARK_MW, PARK_MW)
+            ceilings_since = [gpu(one, slow).ceiling_mw for one in commander.reports[told:]]
+            assert all(mw is None or mw >= 600_000 for mw in ceilings_since)
+            assert site.audit("set_failed"), "it was given up in between"
+            await ends(commander)
+
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize(("granularity_mw", "made_mw"), [(1000, 400_000), (25_000, 400_000)])

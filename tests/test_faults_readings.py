@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
+from slurm_pfi.model import GpuReport
 from testbed.gpu_faults import FAULTS, plant
 from tests.fault_site import (
     PARK_MW,
     PARKED,
-    RESPONSE_S,
     LoneNode,
     busy,
     ends,
@@ -20,6 +20,7 @@ from tests.fault_site import (
     window_on,
     window_step,
 )
+from tests.node_world import S, World
 
 __all__ = ["site"]
 IDLE_MW = 75_000
@@ -41,6 +42,16 @@ def test_fault_31_garbage_power(site: LoneNode) -> None:
             await ends(commander)
 
     asyncio.run(story())
+
+
+def test_fault_31_garbage_of_any_vendor() -> None:
+    """The agent believes no device layer: what no board of that range can draw is unknown, and said."""
+    world = World(2).start()
+    board = world.devices.gpus["GPU-0"]
+    board.demand_mw, board.enforced_mw = 2_500_000, 2_600_000
+    world.advance(6 * S)
+    assert [one.draw_mw for one in world.reports[-1].gpus] == [None, 600_000]
+    assert any("2500000 mW is not believed" in fault for fault in world.reports[-1].faults)
 
 
 def _believed(draw_mw: int | None) -> bool:
@@ -69,21 +80,29 @@ def test_fault_32_energy_missing_or_backwards(site: LoneNode, variant: str) -> N
 
 
 def test_fault_33_utilisation_stuck(site: LoneNode) -> None:
-    """100 % with no process at idle draw is no activity: it is told as unknown."""
-    stuck = site.devices[2].uuid
+    """100 % with no process at idle draw is no activity: it is told as unknown; beside a busy GPU it is believed."""
+    stuck, at_work = site.devices[2].uuid, site.devices[0].uuid
 
     async def story() -> None:
         async with window_on(site) as (commander, node):
-            plant(node, 33, stuck)
-            await asyncio.sleep(RESPONSE_S)
-            report = await commander.until(lambda r: gpu(r, stuck).draw_mw, "read")
-            for told in commander.reports[-3:]:
-                activity = gpu(told, stuck).activity
-                assert activity is None or activity.busy is None or activity.busy < 1.0
-            assert gpu(report, stuck).ceiling_mw == PARK_MW
+            run = site.job(7, "0")
+            await commander.until(lambda r: r.runs, "the run")
+            await commander.plan(window_step(PARK_MW, {run: None}))
+            with busy(site, at_work):
+                plant(node, 33, stuck)
+                plant(node, 33, at_work)
+                await commander.until(lambda r: _busy(gpu(r, at_work)) == 1.0, "at work")
+                told = len(commander.reports)
+                await commander.until(lambda _: len(commander.reports) > told + 4, "looked at some times")
+                assert {_busy(gpu(one, stuck)) for one in commander.reports[told + 2 :]} == {None}
+                assert gpu(commander.reports[-1], stuck).ceiling_mw == PARK_MW
             await ends(commander)
 
     asyncio.run(story())
+
+
+def _busy(one: GpuReport) -> float | None:
+    return None if one.activity is None else one.activity.busy
 
 
 @pytest.mark.parametrize("variant", sorted(FAULTS[34].variants))
