@@ -90,14 +90,17 @@ def dispute(record: Record) -> str:
     return f"at a cap of {level.cap_mw / 1000:.0f} W it kept {found.why}"
 
 
-def judged(level: Level, free: Level | None) -> Judged | None:
+def judged(level: Level, free: Level | None, *, disputed: bool = False) -> Judged | None:
     """The throughput that a level kept of that without a cap: as told where activity agrees, else by activity.
 
-    None where the counter tells nothing.
+    ``disputed``: the counter was contradicted at one level, so that activity rules at all that it tells of. None where
+    neither tells anything.
     """
     if free is None:
         return None
     told, tensor, clock = _told(level, free), _tensor(level, free), _clock(level, free)
+    if disputed and (shown := estimate(tensor, clock)) is not None:
+        return Judged(shown.value, shown.sd)
     return None if told is None else judge(told, tensor, clock)
 
 

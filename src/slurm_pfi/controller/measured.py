@@ -290,7 +290,7 @@ def _points(record: Record, segment: int, now_ns: int) -> list[Measurement]:
         rate_sd = level.rate_sd or 1.0
         if unjudged(level, free):
             continue
-        shown = judged(level, free)
+        shown = judged(level, free, disputed=bool(record.disputed))
         if shown is not None:
             share = shown.share
         if record.disputed:

@@ -144,9 +144,10 @@ def tag_of(view: RunView, state: State, config: Config, science: Science, now_un
 def _loss(record: Record) -> float | None:
     """By its counter; where its GPUs contradict that, by what they did, over the time that it was watched.
 
-    A run that tells no counter is told no loss: an estimate does not look like one here.
+    A counter that says what cannot be spoils the loss for good. A run that tells no counter is told no loss: an
+    estimate does not look like one here.
     """
-    shown = lost_by_activity(record) if record.disputed else None
+    shown = lost_by_activity(record) if record.disputed and not record.doubt else None
     if shown is None:
         return record.loss
     totals = record.totals

@@ -141,7 +141,7 @@ def run_view(view: RunView, state: State, now_ns: int) -> dict[str, Any]:
         "rate_per_s": rate,
         "baseline_rate_per_s": base_rate,
         "loss": loss,
-        "disputed": record.disputed,
+        "disputed": "" if record.doubt else record.disputed,
         "expected_loss": view.expected_loss,
         "known_s": (now_ns - view.first_seen_ns) / NS_PER_S,
         "tag": view.tag_text,
