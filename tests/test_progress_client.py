@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import math
 import re
 import socket
@@ -143,3 +144,24 @@ def test_the_file_works_alone(agent: socket.socket, tmp_path: Path) -> None:
     copy.write_text(source.read_text() + "\nassert report(5)\n")
     subprocess.run([sys.executable, "-I", "-S", str(copy)], check=True, timeout=30)
     assert agent.recv(512) == b"pfi-progress 1 5 tokens"
+
+
+@pytest.mark.parametrize(
+    ("module", "libraries", "install"),
+    [
+        ("huggingface", ["transformers"], "pip install transformers"),
+        ("lightning", ["lightning", "lightning.pytorch", "pytorch_lightning"], "pip install lightning"),
+    ],
+)
+def test_a_missing_training_library_is_named(
+    monkeypatch: pytest.MonkeyPatch, module: str, libraries: list[str], install: str
+) -> None:
+    for library in libraries:
+        monkeypatch.setitem(sys.modules, library, None)
+    callbacks = importlib.import_module(f"slurm_pfi.callbacks.{module}")
+    with pytest.raises(
+        ImportError, match=rf"^slurm_pfi\.callbacks\.{module} needs {libraries[0]}: {install} \("
+    ):
+        _ = callbacks.ReportProgress
+    with pytest.raises(AttributeError, match="no attribute Other"):
+        _ = callbacks.Other

@@ -58,7 +58,7 @@ def __getattr__(name: str) -> Any:
 def _callback() -> type[Any]:
     """The base class of the package that this program uses; where it has loaded neither yet, ``lightning`` first."""
     for module in ("lightning.pytorch", "pytorch_lightning"):
-        if module in sys.modules:
+        if sys.modules.get(module) is not None:
             return base_class(module, "Callback", module, __name__)
     try:
         return base_class("lightning.pytorch", "Callback", "lightning", __name__)
