@@ -234,7 +234,10 @@ def test_nobody_joins_a_run_that_slurm_has_not_confirmed() -> None:
 
 
 def test_who_joins_two_gpus_of_different_caps_raises_none_before_others_are_known_to_be_lower() -> None:
-    boards = {"n1": {"A": (RUN,), "B": (OTHER,)}, "n2": {"C": (THIRD,), "D": ()}}
+    boards: dict[str, dict[str, tuple[Run, ...]]] = {
+        "n1": {"A": (RUN,), "B": (OTHER,)},
+        "n2": {"C": (THIRD,), "D": ()},
+    }
     made = Boards(boards, {RUN: "high", OTHER: "low", THIRD: "none"})
     floors_w = made.floor_w("high") + made.floor_w("low")
     made.site.limit(floors_w + 2 + PRIOR_W + PARK_W + 2 * OVERHEAD_W)
