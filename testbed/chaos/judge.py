@@ -22,10 +22,8 @@ from testbed import gpus
 from .record import Heard, Order, Record
 
 TOLERANCE_MW: Final = 1000
-JOB_NS: Final = 5_000_000_000
-"""How long after a run's end a set decided before it may still come: far longer than any set takes here."""
-STEP_NS: Final = 3_000_000_000
-"""The same for a step of a plan that has been followed by another."""
+IN_FLIGHT_NS: Final = 5_000_000_000
+"""How long after a run, a step or a plan a set decided before may still come: far longer than any takes here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +42,12 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of an effective limit, with the one before it."""
+    """One change of an effective limit, with the one before it. ``pid`` is who set it, 0 the driver itself."""
 
     at_ns: int
     before_mw: int
     after_mw: int
+    pid: int
 
 
 def judge(record: Record) -> list[Violation]:
@@ -69,7 +68,7 @@ def changes_of(record: Record) -> dict[str, list[Change]]:
     begun_ns = min(record.spawns_ns, default=0)
     for line in gpus.read_trace(record.sim):
         if line.event == "limit" and line.mono_ns >= begun_ns and line.effective_mw != level[line.uuid]:
-            found[line.uuid].append(Change(line.mono_ns, level[line.uuid], line.effective_mw))
+            found[line.uuid].append(Change(line.mono_ns, level[line.uuid], line.effective_mw, line.pid))
             level[line.uuid] = line.effective_mw
     return found
 
@@ -100,6 +99,8 @@ def _rises(
     reasons = _Reasons(record, accepted, uuid)
     prior_mw = record.priors[uuid]
     for change in changes:
+        if change.pid == 0 and record.falls:
+            continue
         rise = f"{change.before_mw} -> {change.after_mw} mW"
         if change.after_mw > prior_mw:
             yield Violation("above_prior", record.node, uuid, change.at_ns, f"{rise}, prior {prior_mw} mW")
@@ -123,7 +124,7 @@ class _Reasons:
 
     def against(self, change: Change) -> tuple[str, str] | None:
         """Why this rise should not have been: its kind and a text; None when it was ordered."""
-        released = (begin <= change.at_ns <= end + JOB_NS for begin, end in self._record.releases_ns)
+        released = (begin <= change.at_ns <= end + IN_FLIGHT_NS for begin, end in self._record.releases_ns)
         if any(released):
             return None
         first_seq = self._left_behind(change)
@@ -147,13 +148,18 @@ class _Reasons:
         return "unasked", f"by an order from before the agent's start at {spawned_ns / 1e9:.6f}"
 
     def _left_behind(self, change: Change) -> int:
-        """The first plan that may still have been in force on this GPU as to a limit this high."""
+        """The first plan that may still have been in force on this GPU as to a limit this high.
+
+        Without persistence mode every ceiling is the default limit; then only time tells.
+        """
         place = bisect.bisect_right(self._heard_ns, change.at_ns)
         for heard in reversed(self._record.heard[:place]):
             ceiling_mw = heard.ceilings.get(self._uuid)
-            if heard.held is None or ceiling_mw is None:
+            if heard.held is None:
                 continue
-            if ceiling_mw < change.after_mw - TOLERANCE_MW:
+            if heard.received_ns + IN_FLIGHT_NS < change.at_ns:
+                return heard.held
+            if ceiling_mw is not None and ceiling_mw < change.after_mw - TOLERANCE_MW:
                 return heard.held
         return 0
 
@@ -165,7 +171,7 @@ class _Reasons:
             ends_ns = (
                 order.sent_ns + order.steps[place + 1].starts_ns if place + 1 < len(order.steps) else None
             )
-            if begins_ns > at_ns or (ends_ns is not None and ends_ns + STEP_NS < at_ns):
+            if begins_ns > at_ns or (ends_ns is not None and ends_ns + IN_FLIGHT_NS < at_ns):
                 continue
             if step.park_mw is None:
                 yield begins_ns, None, prior_mw
@@ -175,7 +181,7 @@ class _Reasons:
                 for job in self._jobs
                 if job.job_id in step.caps
                 and job.begin_ns <= at_ns
-                and (job.end_ns is None or job.end_ns + JOB_NS >= at_ns)
+                and (job.end_ns is None or job.end_ns + IN_FLIGHT_NS >= at_ns)
             ]
             caps = [prior_mw if cap_mw is None else cap_mw for cap_mw in here]
             yield begins_ns, step.park_mw, min(prior_mw, max([step.park_mw, *caps]))
@@ -195,7 +201,22 @@ def _promises(record: Record, uuid: str, changes: list[Change]) -> Iterator[Viol
         if ceiling_mw is not None and level_mw > ceiling_mw + TOLERANCE_MW and not on_its_way:
             text = f"{ceiling_mw} mW promised under plan {heard.held}, {level_mw} mW in force"
             yield Violation("false_promise", record.node, uuid, heard.received_ns, text)
+        if record.falls and ceiling_mw is not None and ceiling_mw < record.priors[uuid]:
+            text = f"{ceiling_mw} mW promised, but without persistence mode only the default limit is sure"
+            yield Violation("false_promise", record.node, uuid, heard.received_ns, text)
         last_ns = heard.received_ns
+
+
+def rises(record: Record) -> int:
+    """How many rises were judged: as many as there were, but for those that the driver made by itself."""
+    changes = (change for found in changes_of(record).values() for change in found)
+    return sum(change.pid != 0 and change.after_mw > change.before_mw for change in changes)
+
+
+def fallen(record: Record) -> int:
+    """How often a cap fell back to the default because nobody held the GPU."""
+    changes = (change for found in changes_of(record).values() for change in found)
+    return sum(change.pid == 0 and change.after_mw > change.before_mw for change in changes)
 
 
 def _since(changes: list[Change], times: list[int], after_ns: int, place: int) -> Iterable[Change]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from testbed import gpus
 
@@ -22,6 +22,8 @@ from .record import Job, Kill, Record
 PATIENCE_S: Final = 60.0
 """For what must happen in the end on however loaded a machine; nothing is judged by it but that it happens."""
 _POLL_S: Final = 0.004
+Persistence: TypeAlias = Literal["on", "held", "off"]
+"""Persistence mode: on; off, with another program that holds the GPUs; off, with none."""
 
 
 class ChaosError(Exception):
@@ -52,6 +54,7 @@ class Site:
             f'cluster = "c"\n[controller]\nuser = "root"\nrun_dir = "{self.folder}/ctl"\n'
             f'[node]\nstate_dir = "{self.folder}/state"\nidentity_dir = "{self.folder}/id"\n'
             f'[slurm]\nconf = "{self.folder}/slurm.conf"\n'
+            '[[node_set]]\nnames = "n[1-64]"\ngpus = 4\ngpu_max_w = 700\noverhead_w = 500\n'
         )
 
 
@@ -68,7 +71,9 @@ async def wait_until(condition: object, what: str, patience_s: float = PATIENCE_
 class ChaosNode:
     """Four GPUs whose three numberings differ; the prior limits of some are not their defaults."""
 
-    def __init__(self, site: Site, name: str, priors_mw: Iterable[int]) -> None:
+    def __init__(
+        self, site: Site, name: str, priors_mw: Iterable[int], persistence: Persistence = "on"
+    ) -> None:
         self.site, self.name = site, name
         self.folder = site.folder / "state" / name
         self.log = site.folder / f"{name}.log"
@@ -86,6 +91,9 @@ class ChaosNode:
         (identity / "boot_id").write_text("boot-1\n")
         (identity / "driver_start").write_text("driver-1\n")
         self.gpus = gpus.Node(sim)
+        self._holder = _hold(sim) if persistence == "held" else None
+        if persistence != "on":
+            self.gpus.poke("persistence", 0)
         priors = {device.uuid: mw for device, mw in zip(self.devices, wanted, strict=True)}
         for uuid, prior_mw in priors.items():
             self.gpus.poke("requested_mw", prior_mw, gpu=uuid)
@@ -97,6 +105,7 @@ class ChaosNode:
             folder=self.folder,
             priors=priors,
             effect_ns=gpus.GpuModel().effect_us * 1000,
+            falls=persistence == "off",
         )
         self.violations: list[Violation] = []
         self.agent: subprocess.Popen[bytes] | None = None
@@ -253,6 +262,19 @@ class ChaosNode:
             return False
         return True
 
+    def doctor(self) -> str:
+        """What ``slurm-pfi doctor`` says on this node."""
+        words = ["--config", str(self.site.config), "doctor", "--node-name", self.name]
+        done = subprocess.run(
+            [sys.executable, "-m", "slurm_pfi", *words],
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        return done.stdout + done.stderr
+
     async def close(self) -> None:
         """End whatever still runs."""
         if self.agent is not None:
@@ -261,7 +283,22 @@ class ChaosNode:
         pid = self.restorer_pid()
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
+        if self._holder is not None:
+            self._holder.communicate()
         self.gpus.close()
+
+
+def _hold(sim: Path) -> subprocess.Popen[bytes]:
+    """Another program that has the GPUs open, until its input is closed."""
+    script = "import pynvml, sys; pynvml.nvmlInit(); sys.stdout.write('held'); sys.stdout.flush(); sys.stdin.read()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env={**os.environ, **gpus.nvml_environment(sim)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None and holder.stdout.read(4) == b"held"
+    return holder
 
 
 def _children(pid: int) -> list[int]:

@@ -57,13 +57,18 @@ class Kill:
 
 @dataclass(slots=True)
 class Record:
-    """One node's story. ``priors`` is what every limit was before anything of ours ran."""
+    """One node's story. ``priors`` is what every limit was before anything of ours ran.
+
+    ``falls``: persistence mode is off and nobody else holds the GPUs, so that their limits fall back to the default
+    (which is the prior limit there) as soon as no process of ours lives.
+    """
 
     node: str
     sim: Path
     folder: Path
     priors: dict[str, int]
     effect_ns: int
+    falls: bool = False
     orders: list[Order] = field(default_factory=list)
     heard: list[Heard] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from typing import Final
@@ -16,6 +17,7 @@ _CAPS_MW: Final = tuple(range(200_000, 700_001, 50_000))
 _REST_EVERY: Final = 25
 _RESTART_S: Final = 0.1
 _MOST_ENDS: Final = 20
+_RESTORER_S: Final = 2.0
 
 
 class Story:
@@ -96,7 +98,7 @@ class Story:
 
     async def _end_agent(self) -> None:
         draw = self._draw
-        how = draw.choices(("agent", "both", "child first", "term"), (0.6, 0.1, 0.1, 0.2))[0]
+        how = draw.choices(("agent", "both", "child first", "term"), (0.55, 0.1, 0.1, 0.25))[0]
         if how == "term":
             self.node.terminate()
             if draw.random() < 0.6:
@@ -113,12 +115,15 @@ class Story:
         await self.node.collect()
         self.commander.forget(self.node)
         self.node.look_at_the_dead()
-        await self._after()
+        await self._after(left_one=how == "term" and draw.random() < 0.7)
 
-    async def _after(self) -> None:
-        """No agent lives; a restorer may."""
+    async def _after(self, *, left_one: bool) -> None:
+        """No agent lives; a restorer may, once it is up."""
         draw = self._draw
-        if self.node.restorer_pid() is None or draw.random() < 0.3:
+        if left_one:
+            with contextlib.suppress(ChaosError):
+                await wait_until(lambda: self.node.restorer_pid() is not None, "a restorer", _RESTORER_S)
+        if self.node.restorer_pid() is None:
             await asyncio.sleep(draw.choice((0.0, draw.uniform(0.0, 0.05))))
             return
         due_s = 0.0 if self._closes_ns is None else max(0.0, (self._closes_ns - time.monotonic_ns()) / 1e9)
