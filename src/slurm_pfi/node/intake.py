@@ -17,7 +17,7 @@ from .messages import (
     Sampled,
     SavePlan,
 )
-from .plan import HeldPlan, malformed, refusal
+from .plan import MAX_NUMBER, HeldPlan, malformed, refusal
 from .sets import count_reverted, noticed, resolved, settle, tell_readback
 from .state import Gpu, SeenRun, State, near
 from .telemetry import NOTHING_READ, Bounds, over_cap, taken
@@ -50,8 +50,9 @@ def plan_received(turn: Turn, plan: Plan) -> None:
     reason = refusal(turn.state, plan, turn.now_ns)
     turn.report_soon()
     if reason:
-        turn.change(refused=f"plan {plan.id.epoch}/{plan.id.seq} refused: {reason}")
-        turn.audit("plan_refused", epoch=plan.id.epoch, seq=plan.id.seq, reason=reason)
+        epoch, seq = (max(-MAX_NUMBER, min(number, MAX_NUMBER)) for number in (plan.id.epoch, plan.id.seq))
+        turn.change(refused=f"plan {epoch}/{seq} refused: {reason}")
+        turn.audit("plan_refused", epoch=epoch, seq=seq, reason=reason)
         return
     turn.audit("plan_accepted", epoch=plan.id.epoch, seq=plan.id.seq, reason=plan.reason)
     held = HeldPlan(plan=plan, boot_id=turn.state.settings.boot_id, received_ns=turn.now_ns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 MAX_STARTS_IN_S: Final = 10 * 365 * 86400.0
 MAX_STEPS: Final = 1000
+MAX_REASON: Final = 1000
+MAX_NUMBER: Final = 2**53  # what every JSON reader keeps exactly; JSON itself has no bound
 
 
 class HeldPlan(Frozen, frozen=True, kw_only=True):
@@ -55,6 +58,8 @@ class HeldPlan(Frozen, frozen=True, kw_only=True):
 def refusal(state: State, plan: Plan, now_ns: int) -> str:
     """Why this plan changes nothing; empty if it may be held."""
     own = state.settings
+    if any(abs(number) > MAX_NUMBER for number in _numbers(plan)):
+        return f"a number in it is beyond {MAX_NUMBER}"
     if (plan.cluster, plan.node) != (own.cluster, own.node):
         return f"it is for {plan.cluster}/{plan.node}, this is {own.cluster}/{own.node}"
     if state.released:
@@ -64,6 +69,13 @@ def refusal(state: State, plan: Plan, now_ns: int) -> str:
     if not state.listed:
         return "its GPUs have not been listed yet, so no cap can be checked"
     return _out_of_order(state, plan) or _not_our_answer(state, plan, now_ns) or malformed(state, plan)
+
+
+def _numbers(plan: Plan) -> Iterator[int]:
+    yield from (plan.id.epoch, plan.id.seq, plan.answers.seq, *plan.priors.values())
+    for step in plan.steps:
+        yield from (mw for mw in (step.park_cap_mw, *(cap.cap_mw for cap in step.caps)) if mw is not None)
+        yield from (number for cap in step.caps for number in (cap.run.job_id, cap.run.restart))
 
 
 def _out_of_order(state: State, plan: Plan) -> str:
@@ -94,6 +106,8 @@ def _not_our_answer(state: State, plan: Plan, now_ns: int) -> str:
 def malformed(state: State, plan: Plan) -> str:
     """What is wrong with the steps of a plan; empty if nothing."""
     starts = [step.starts_in_s for step in plan.steps]
+    if len(plan.reason) > MAX_REASON:
+        return f"its reason is longer than {MAX_REASON} characters"
     if not starts or starts[0] != 0 or len(starts) > MAX_STEPS:
         return f"its steps do not start at 0 s, or there are more than {MAX_STEPS}"
     if not all(math.isfinite(start) and start <= MAX_STARTS_IN_S for start in starts):
