@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import subprocess
@@ -129,7 +130,7 @@ def test_too_many_connections_are_told_to_try_again(tmp_path: Path) -> None:
             writer.close()
             held[0][1].close()
             await held[0][1].wait_closed()
-            while not (await raw(path, b'{"command": "status"}\n')).ok:
+            while not (await asyncio.to_thread(ask, path, "status")).ok:
                 await asyncio.sleep(0.01)
             for _, other in held[1:]:
                 other.close()
@@ -194,3 +195,21 @@ def test_a_daemon_that_does_not_answer(tmp_path: Path) -> None:
     with pytest.raises(UnreachableError, match="not trusted"):
         ask(tmp_path / "s.sock", "status", trusted_uids={os.geteuid() + 1})
     listener.close()
+
+
+def test_a_server_that_closes_while_somebody_connects_says_nothing_of_it(tmp_path: Path) -> None:
+    troubles: list[dict[str, object]] = []
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: troubles.append(context))
+        for _ in range(20):
+            async with server(tmp_path) as path:
+                await asyncio.sleep(0)
+                clients = [connect(path) for _ in range(3)]
+            for client in clients:
+                client.close()
+            await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    gc.collect()
+    assert [str(trouble) for trouble in troubles] == []

@@ -12,21 +12,48 @@ from .unix import Listener, Peer, peer_of
 _ACCEPT_PAUSE_S: Final = 0.1
 
 
-async def accept_forever(listener: Listener, handle: Callable[[socket.socket, Peer], None]) -> None:
-    """Hand every connection and its peer to ``handle``, which then owns it. Ends by being cancelled only."""
+async def accept_all(listening: socket.socket, handle: Callable[[socket.socket], None]) -> None:
+    """Hand every connection, non-blocking, to ``handle``, which then owns it. Ends by being cancelled only.
+
+    Not by ``loop.sock_accept``: cancelled while a connection is there, that loses it and leaves a traceback in the log.
+    """
     loop = asyncio.get_running_loop()
-    while True:
+    again: asyncio.TimerHandle | None = None
+
+    def take() -> None:
+        nonlocal again
         try:
-            connection, _ = await loop.sock_accept(listener.socket)
+            connection, _ = listening.accept()
+        except (BlockingIOError, InterruptedError):
+            return
         except OSError:  # no descriptors left, or the peer was gone first: others must still get in
-            await asyncio.sleep(_ACCEPT_PAUSE_S)
-            continue
+            loop.remove_reader(listening)
+            again = loop.call_later(_ACCEPT_PAUSE_S, loop.add_reader, listening, take)
+            return
+        connection.settimeout(0)
+        handle(connection)
+
+    loop.add_reader(listening, take)
+    try:
+        await loop.create_future()
+    finally:
+        if again is not None:
+            again.cancel()
+        loop.remove_reader(listening)
+
+
+async def accept_forever(listener: Listener, handle: Callable[[socket.socket, Peer], None]) -> None:
+    """The same with the peer of each connection, as the kernel tells it."""
+
+    def with_peer(connection: socket.socket) -> None:
         try:
             peer = peer_of(connection)
         except OSError:
             connection.close()
-            continue
+            return
         handle(connection, peer)
+
+    await accept_all(listener.socket, with_peer)
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:

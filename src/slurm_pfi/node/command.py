@@ -228,7 +228,10 @@ def _ask(node: str, paths: NodePaths, command: str) -> Reply:
     try:
         return ask(paths.control, command)
     except UnreachableError as error:
-        raise _StopError(f"the agent of {node} cannot be reached: {error}", UNREACHABLE) from error
+        raise _StopError(
+            f"the agent of {node} cannot be reached: {error}; see: systemctl status slurm-pfi-node",
+            UNREACHABLE,
+        ) from error
 
 
 def _status_lines(node: str, data: dict[str, Any]) -> list[str]:

@@ -36,7 +36,7 @@ def all_faults(state: State) -> tuple[str, ...]:
         f"run {seen.run}: no GPU known at gres position {','.join(map(str, seen.unknown))}; "
         "check gres.conf against nvidia-smi"
         for seen in state.runs.values()
-        if seen.unknown
+        if seen.unknown and state.listed
     )
     return (*state.faults.values(), *standing_faults(state), *lost)
 

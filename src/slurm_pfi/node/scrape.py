@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from ..bus.accepting import accept_all
 from ..bus.unix import SocketError, listen
 
 _MOST_HEAD_BYTES: Final = 8192
 _DEADLINE_S: Final = 5.0
 _MOST_CONNECTIONS: Final = 16
 _FRESH_S: Final = 1.0
-_ACCEPT_PAUSE_S: Final = 0.1
 _TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"  # what generate_latest writes
 
 
@@ -49,7 +49,7 @@ class MetricsServer:
         else:
             sock = _loopback(self._where)
             self._stop_listening = sock.close
-        self._accepting = asyncio.create_task(self._accept(sock))
+        self._accepting = asyncio.create_task(accept_all(sock, self._accept))
 
     async def close(self) -> None:
         """Stop listening and drop what is under way."""
@@ -59,19 +59,12 @@ class MetricsServer:
         await asyncio.gather(*ending, return_exceptions=True)
         self._stop_listening()
 
-    async def _accept(self, sock: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(sock)
-            except OSError:
-                await asyncio.sleep(_ACCEPT_PAUSE_S)
-                continue
-            if len(self._tasks) >= _MOST_CONNECTIONS:
-                next(iter(self._tasks)).cancel()  # the oldest; a scrape lasts milliseconds
-            task = asyncio.create_task(self._serve(connection))
-            self._tasks[task] = None
-            task.add_done_callback(self._leave(connection))
+    def _accept(self, connection: socket.socket) -> None:
+        if len(self._tasks) >= _MOST_CONNECTIONS:
+            next(iter(self._tasks)).cancel()  # the oldest; a scrape lasts milliseconds
+        task = asyncio.create_task(self._serve(connection))
+        self._tasks[task] = None
+        task.add_done_callback(self._leave(connection))
 
     def _leave(self, connection: socket.socket) -> Callable[[asyncio.Task[None]], None]:
         def leave(task: asyncio.Task[None]) -> None:
@@ -83,7 +76,6 @@ class MetricsServer:
 
     async def _serve(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        connection.settimeout(0)
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(self._deadline_s):
                 head = bytearray()
