@@ -12,11 +12,14 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from .fault_mutants import FAULT_MUTANTS
+from .mutant import Mutant
 
 REPO: Final = Path(__file__).resolve().parent.parent
 COPIED: Final = ("src", "tests", "testbed", "pyproject.toml", "prolog", "epilog", "etc", "spank")
@@ -29,19 +32,8 @@ LEARNER: Final = ("tests/test_elasticity_learner.py",)
 NODE: Final = ("tests/test_node_core.py", "tests/test_node_machine.py")
 
 
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """``old`` must stand exactly once in ``file``. ``invariant`` is the one that it breaks."""
-
-    name: str
-    invariant: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
-
-
 MUTANTS: Final = (
+    *FAULT_MUTANTS,
     Mutant(
         name="raise-before-lower",
         invariant="1",
@@ -316,10 +308,23 @@ def plant(mutant: Mutant, tree: Path) -> None:
     path.write_text(text.replace(mutant.old, mutant.new))
 
 
+def _python_of(tree: Path) -> Path:
+    """An environment of its own for the copy: the NVML process is isolated and heeds no PYTHONPATH."""
+    home = tree / "venv"
+    packages = home / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    packages.mkdir(parents=True)
+    (home / "bin").mkdir()
+    base = Path(sys.executable).resolve()
+    (home / "bin" / "python").symlink_to(base)
+    (home / "pyvenv.cfg").write_text(f"home = {base.parent}\ninclude-system-site-packages = false\n")
+    (packages / "copy.pth").write_text(f"{tree / 'src'}\n{sysconfig.get_path('purelib')}\n")
+    return home / "bin" / "python"
+
+
 def survives(mutant: Mutant, tree: Path) -> bool:
     """Whether the tests pass in the copy in spite of the fault."""
     command = [
-        sys.executable,
+        str(_python_of(tree)),
         "-m",
         "pytest",
         "-x",
@@ -329,7 +334,7 @@ def survives(mutant: Mutant, tree: Path) -> bool:
         "--timeout=240",
         *mutant.tests,
     ]
-    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         command, cwd=tree, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
@@ -363,7 +368,7 @@ def main(names: list[str]) -> int:
         survivors += survived
         verdict = "SURVIVED" if survived else "caught"
         print(
-            f"{verdict:>8}  {mutant.name} (invariant {mutant.invariant}), {time.monotonic() - began_s:.0f} s",
+            f"{verdict:>8}  {mutant.name} (breaks {mutant.invariant}), {time.monotonic() - began_s:.0f} s",
             flush=True,
         )
     print(f"{len(chosen) - survivors} of {len(chosen)} mutants caught")
