@@ -51,6 +51,18 @@ def test_a_window_parks_what_has_no_run_and_caps_what_has_one() -> None:
     assert world.requested()[2] == 200_000, "a job that starts in the window is capped until it is admitted"
 
 
+def test_a_job_file_that_was_written_again_counts_as_it_is_now() -> None:
+    world = World().start()
+    run = world.begin_job(1, 0)
+    world.window(200_000, {run: 450_000})
+    assert world.begin_job(1, 1) == run
+    world.advance(S)
+    assert world.requested() == [200_000, 450_000, 200_000]
+    assert len(world.said("run_seen")) == 2
+    world.read_jobs()
+    assert len(world.said("run_seen")) == 2, "the same again is no news"
+
+
 def test_the_end_of_a_job_inside_the_window_parks_its_gpu() -> None:
     world = World().start()
     run = world.begin_job(1, 0)
@@ -907,3 +919,43 @@ def test_caps_are_issued_in_whole_watts_so_that_their_list_stays_short() -> None
         world.advance(S)
     made = world.journal["GPU-0"]
     assert isinstance(made, JournalEntry) and made.issued_mw == (400_000, 401_000)
+
+
+@pytest.mark.parametrize("gap_s", [1, 8, 40])
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_set_that_hung_and_is_done_long_after_is_ours_and_goes(gap_s: int, restart: bool) -> None:
+    """A call that hangs in the driver cannot be ended; what it does when it comes back is no limit of anybody else."""
+    world = World(2).start()
+    world.devices.fail("set", DeadlineError("no answer", uuid="GPU-0"))
+    world.window(200_000)
+    world.advance(gap_s * S)
+    world.send(world.make_plan(window_step(None)))
+    world.advance(S)
+    world.devices.clear_faults()
+    world.advance(40 * S)
+    assert world.requested() == [700_000, 700_000]
+    if restart:
+        world.start()
+    world.devices.write_foreign("GPU-0", 200_000)
+    world.advance(60 * S)
+    assert world.requested() == [700_000, 700_000]
+    found = world.journal["GPU-0"]
+    assert isinstance(found, JournalEntry)
+    assert (found.prior_mw, found.current_mw, found.lost_mw) == (700_000, None, ())
+    assert world.said("landed_late") and not world.said("conflict")
+    world.devices.write_foreign("GPU-0", 200_000)
+    world.advance(60 * S)
+    assert world.requested() == [200_000, 700_000], "the second time it is somebody else"
+    assert world.reports[-1].gpus[0].prior_mw == 700_000
+
+
+def test_a_lost_set_that_was_done_at_once_waits_for_nothing() -> None:
+    world = World(1).start()
+    world.devices.fail_set_quietly("GPU-0", "applied_then_deadline")
+    world.window(200_000)
+    world.devices.clear_faults()
+    world.advance(S)
+    world.send(world.make_plan(window_step(None)))
+    world.advance(10 * S)
+    found = world.journal["GPU-0"]
+    assert isinstance(found, JournalEntry) and (found.current_mw, found.lost_mw) == (None, ())

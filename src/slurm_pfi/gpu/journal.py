@@ -39,7 +39,8 @@ class JournalEntry(Frozen, frozen=True, kw_only=True):
 
     ``prior_mw`` is the limit before us and ``how`` says where it is from. ``issued_mw`` holds every value that we
     have set in this boot. ``current_mw`` is the last one that is not yet restored, None when the GPU is as it was.
-    ``run`` is the run it was set for as text, empty when none.
+    ``run`` is the run it was set for as text, empty when none. ``lost_mw``: caps whose set was never answered; a call
+    that hangs in the driver may still do it, even when the GPU is as it was.
     """
 
     version: int = VERSION
@@ -51,6 +52,7 @@ class JournalEntry(Frozen, frozen=True, kw_only=True):
     boot_id: str
     driver_start: str
     how: PriorSource
+    lost_mw: tuple[int, ...] = ()
 
 
 class Missing(Frozen, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from .messages import (
     SavePlan,
 )
 from .plan import MAX_NUMBER, HeldPlan, malformed, refusal
-from .sets import count_reverted, noticed, resolved, settle, tell_readback
+from .sets import count_reverted, landed_late, noticed, resolved, settle, tell_readback
 from .state import Gpu, SeenRun, State, near
 from .telemetry import NOTHING_READ, Bounds, over_cap, taken
 from .turn import Turn
@@ -92,10 +92,9 @@ def job_files_read(turn: Turn, event: JobFilesRead) -> None:
             newer = any(other.job_id == run.job_id for other in present)
             _drop_run(turn, run, "newer run" if newer else "epilog")
     for run, file in present.items():
-        if run not in turn.state.runs:
-            seen = _locate(
-                SeenRun(run=run, uid=file.uid, flex=file.flex, positions=file.gpus), turn.state.positions
-            )
+        said = SeenRun(run=run, uid=file.uid, flex=file.flex, positions=file.gpus)
+        seen = _locate(said, turn.state.positions)
+        if turn.state.runs.get(run) != seen:  # new, or its prolog has run again and says otherwise
             turn.change(runs={**turn.state.runs, run: seen})
             turn.audit("run_seen", run=str(run), gpus=list(seen.gpus), reason="job file")
             turn.report_soon()
@@ -242,6 +241,7 @@ def _adopt(turn: Turn) -> None:
 
 def learn_prior(turn: Turn, uuid: GpuId) -> None:
     """Record the limit before us as soon as the device tells it."""
+    landed_late(turn, uuid)
     gpu = turn.state.gpus[uuid]
     prior = found_prior(gpu)
     if prior is not None:

@@ -205,7 +205,12 @@ def first_sight(info: DeviceInfo, position: int | None, entry: JournalEntry | st
         current_mw=current_mw,
         confirmed=confirmed,
         doubt_mw=None if confirmed else current_mw,  # an earlier agent's set may still be under way
+        lost_mw=entry.lost_mw if confirmed or current_mw is None else _with(entry.lost_mw, current_mw),
     )
+
+
+def _with(values_mw: tuple[int, ...], value_mw: int) -> tuple[int, ...]:
+    return values_mw if value_mw in values_mw else (*values_mw, value_mw)
 
 
 def found_prior(gpu: Gpu) -> tuple[int, PriorSource] | None:

@@ -58,6 +58,9 @@ def _replaced(turn: Turn, gpu: Gpu, pending: Pending, found_mw: int) -> Gpu:
     Where we held nothing it is the limit before us now. So it is where a restore met it, which is then put back once,
     and where it is lower than our cap, for a lower limit of others stays.
     """
+    landed = next((mw for mw in gpu.lost_mw if near(mw, found_mw)), None)
+    if landed is not None:  # it waits for nothing any more
+        gpu = turn.change_gpu(gpu.uuid, lost_mw=tuple(mw for mw in gpu.lost_mw if mw != landed))
     known = (gpu.requested_mw, gpu.doubt_mw, gpu.restored_mw, gpu.fell_mw, *gpu.issued_mw)
     if any(near(found_mw, value_mw) for value_mw in known if value_mw is not None):
         return turn.change_gpu(gpu.uuid, restored_mw=None)
@@ -147,10 +150,28 @@ def count_reverted(turn: Turn, cause: Cause) -> None:
     turn.change(reverted={**turn.state.reverted, cause: turn.state.reverted.get(cause, 0) + 1})
 
 
+def landed_late(turn: Turn, uuid: GpuId) -> None:
+    """A set that was never answered was done after all, on a GPU that rests: it is ours and goes like any other."""
+    gpu = turn.state.gpus[uuid]
+    found_mw, prior_mw = gpu.requested_mw, gpu.prior_mw
+    if found_mw is None or prior_mw is None or gpu.current_mw is not None or gpu.pending is not None:
+        return
+    if gpu.blocked or near(found_mw, prior_mw):
+        return
+    late_mw = next((mw for mw in gpu.lost_mw if near(mw, found_mw)), None)
+    if late_mw is None:
+        return
+    gpu = turn.change_gpu(uuid, lost_mw=tuple(mw for mw in gpu.lost_mw if mw != late_mw))
+    turn.audit("landed_late", uuid=uuid, cap_mw=late_mw, reason="a set without an answer was done after all")
+    turn.hold(gpu, late_mw, "")
+    turn.report_soon()
+
+
 def resolved(turn: Turn, uuid: GpuId) -> None:
     """A set failed, and the device has been read since: what it shows says what became of it.
 
-    Changed nothing: the value comes off the record. Near to it: the board's rounding, and so a value of ours as well.
+    Changed nothing: the value comes off the record, unless a call without an answer may still set it. Near to it: the
+    board's rounding, and so a value of ours as well.
     """
     gpu = turn.state.gpus[uuid]
     undo, found_mw, asked_mw = gpu.undo, gpu.requested_mw, gpu.current_mw
@@ -162,7 +183,7 @@ def resolved(turn: Turn, uuid: GpuId) -> None:
         gpu = turn.change_gpu(
             uuid,
             current_mw=undo.current_mw,
-            issued_mw=undo.issued_mw,
+            issued_mw=tuple(dict.fromkeys((*undo.issued_mw, *gpu.lost_mw))),
             confirmed=undo.confirmed,
             undo=None,
         )

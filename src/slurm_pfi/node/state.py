@@ -93,9 +93,9 @@ class Gpu:
     instant it may yet come into force for a moment. ``blocked`` says why the GPU must not be touched at all.
     ``settable`` False: no limit can be set. ``persistence``: unless it is True the limit may fall to the default.
     ``undo``: a set failed, and comes off the record once the device shows that it changed nothing. ``fell_mw``: where
-    the limit fell to by itself. ``restored_mw``: our restore met somebody's new limit, which is to be put back.
-    ``gone``: the device was lost or needed a reset when last read. ``reapplied``: how often in a row somebody else's
-    limit was replaced.
+    the limit fell to by itself. ``lost_mw``: caps whose set was never answered, which a call that hangs may still do
+    long after. ``restored_mw``: our restore met somebody's new limit, which is to be put back. ``gone``: the device
+    was lost or needed a reset when last read. ``reapplied``: how often in a row somebody else's limit was replaced.
     """
 
     uuid: GpuId
@@ -130,6 +130,7 @@ class Gpu:
     fell_mw: int | None = None
     restored_mw: int | None = None
     undo: Ours | None = None
+    lost_mw: tuple[int, ...] = ()
     gone: bool = False
     blocked: str = ""
     read_fault: str = ""

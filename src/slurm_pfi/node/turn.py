@@ -99,6 +99,7 @@ class Turn:
                     boot_id=self.state.settings.boot_id,
                     driver_start=self.state.driver_start,
                     how=how,
+                    lost_mw=gpu.lost_mw,
                 )
             )
         )
@@ -223,7 +224,9 @@ class Turn:
             back_off_ns = self.state.settings.survey_ns
         self.audit("set_failed", uuid=uuid, cap_mw=gpu.pending.cap_mw, error=error)
         undo = gpu.undo if gpu.pending.restores else gpu.undo or gpu.pending.ours
-        self.change_gpu(
+        run, lost_mw = gpu.pending.run, gpu.lost_mw
+        lost = in_doubt and not gpu.pending.restores and gpu.pending.cap_mw not in lost_mw
+        gpu = self.change_gpu(
             uuid,
             pending=None,
             failures=failures,
@@ -232,9 +235,12 @@ class Turn:
             doubt_mw=max(doubts, default=None),
             confirmed=gpu.confirmed and not in_doubt,
             undo=undo,
+            lost_mw=(*lost_mw, gpu.pending.cap_mw) if lost else lost_mw,
             # A single failure that is tried again in a moment is no reason to give the GPU up.
             set_fault=f"cannot be set: {error}" if lasting or failures > 1 else gpu.set_fault,
         )
+        if lost:
+            self.write_journal(gpu, run)
         self.change(sample_due_ns=self.now_ns)
         self.relist_soon()  # its range, or the right to set it, may have changed
         self.report_soon()
