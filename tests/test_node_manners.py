@@ -553,6 +553,25 @@ def test_c1_the_unit_leaves_the_agent_what_a_set_needs() -> None:
     assert ("ReadWritePaths", "/run/slurm-pfi") in given and ("RuntimeDirectoryPreserve", "yes") in given
 
 
+@pytest.mark.parametrize(("name", "code"), [("good", 0), ("bad_type", 2)])
+def test_f4_a_reload_with_a_bad_file_fails(name: str, code: int) -> None:
+    """The unit's second ExecReload line, run as it stands there."""
+    _, check = [value for key, value in _assignments("slurm-pfi-node") if key == "ExecReload"]
+    program, *words = check.split()
+    assert program == "/usr/bin/slurm-pfi"
+    config = REPO / "tests" / "data" / "config" / f"{name}.toml"
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_pfi", *words],
+        env={**os.environ, "SLURM_PFI_CONF": str(config)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert code == 0 or f"{config}: line 4: policy.reserve_w" in done.stderr
+
+
 def test_times_of_the_unit_fit_what_the_agent_promises() -> None:
     given = dict(_assignments("slurm-pfi-node"))
     assert given["Type"] == "notify" and given["NotifyAccess"] == "main"
