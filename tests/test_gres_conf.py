@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from slurm_pfi.node.setup import gres_files
 from slurm_pfi.slurm.gres import GresError
 from slurm_pfi.slurm.gresconf import gpu_files
 from slurm_pfi.slurm.slurmd import ask_slurmd, printed_files
+from testbed.cluster_files import REPO
 
 from .test_gpu_mapping import devices
 
@@ -135,6 +139,23 @@ def test_where_the_text_does_not_tell_slurmd_is_asked(case: str, tmp_path: Path)
     (tmp_path / "slurm.conf").write_text(slurm_conf)
     config = parse_config(f'cluster = "c"\n[slurm]\nconf = "{tmp_path}/slurm.conf"\n', origin="test")
     assert gres_files(config, "n1") == {i: file.replace("@", stem) for i, file in enumerate(files)}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give capabilities up")
+@pytest.mark.skipif(SLURMD is None and "CI" not in os.environ, reason="slurmd is not installed")
+def test_slurmd_answers_under_the_capabilities_of_the_agents_unit(tmp_path: Path) -> None:
+    unit = (REPO / "etc/slurm-pfi-node.service").read_text()
+    names = re.findall(r"(?m)^CapabilityBoundingSet=(.*)$", unit)[0].split()
+    bounds = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in names)
+    (tmp_path / "nvidia0").symlink_to("/dev/null")
+    (tmp_path / "gres.conf").write_text(f"Name=gpu File={tmp_path}/nvidia0\n")
+    (tmp_path / "slurm.conf").write_text(SLURM_CONF.replace("DIR", str(tmp_path)).replace("GRES", "gpu:1"))
+    code = "import sys, pathlib; from slurm_pfi.slurm.slurmd import ask_slurmd; "
+    code += "print(ask_slurmd('n1', pathlib.Path(sys.argv[1])))"
+    cut = ["setpriv", f"--bounding-set=-all,{bounds}", "--inh-caps=-all", "--no-new-privs", "--"]
+    command = [*cut, sys.executable, "-c", code, str(tmp_path / "slurm.conf")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.stdout == f"{ {0: str(tmp_path / 'nvidia0')} }\n", done.stderr
 
 
 @pytest.mark.skipif(SLURMD is None and "CI" not in os.environ, reason="slurmd is not installed")
