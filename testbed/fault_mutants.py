@@ -288,6 +288,14 @@ FAULT_MUTANTS: Final = (
         tests=(READINGS + "34_idle_job_or_foreign_pids",),
     ),
     Mutant(
+        name="a-divided-board-is-left-out",
+        invariant="fault 35",
+        file="node/intake.py",
+        old="    for info in event.devices:\n",
+        new="    for info in (one for one in event.devices if not one.mig):\n",
+        tests=(DEVICES + "35_mig_switched_mid_job",),
+    ),
+    Mutant(
         name="a-missing-function-is-a-missing-library",
         invariant="fault 36",
         file="gpu/codes.py",

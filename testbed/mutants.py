@@ -126,8 +126,8 @@ MUTANTS: Final = (
         name="a-faulty-gpu-beside-sound-ones-is-not-counted",
         invariant="1, 2",
         file="controller/planning.py",
-        old="        beside = [gpu for gpu in gpus_on(view, node, site) if not gpu.commandable]",
-        new="        beside: list[Gpu] = []",
+        old="        beside = {gpu.key: gpu for gpu in near if not gpu.commandable}",
+        new="        beside: dict[GpuKey, Gpu] = {}",
         tests=("tests/test_controller_core.py",),
     ),
     Mutant(

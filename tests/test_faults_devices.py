@@ -193,6 +193,12 @@ def test_fault_35_mig_switched_mid_job(site: LoneNode) -> None:
             await commander.plan(window_step(PARK_MW, {run: 400_000}))
             report = await commander.ceilings(400_000, PARK_MW, PARK_MW, PARK_MW)
             assert len(report.gpus) == 4 and gpu(report, divided).uuid == divided
+            site.started[-1].kill()
+            site.started[-1].wait()
+            commander.reports.clear()
+            await asyncio.to_thread(site.start)  # and one that has only ever seen it divided
+            report = await commander.ceilings(400_000, PARK_MW, PARK_MW, PARK_MW)
+            assert len(report.gpus) == 4 and gpu(report, divided).runs == (run,)
             sets = [
                 line for line in gpus.read_trace(site.sim) if line.uuid == divided and line.event == "limit"
             ]

@@ -1,0 +1,61 @@
+"""docs/faults.md, the tests and the mutants say the same."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from testbed.gpu_faults import FAULTS
+from testbed.mutants import MUTANTS, REPO
+
+PAGE = (REPO / "docs/faults.md").read_text()
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in PAGE.splitlines()
+    if line.startswith("| ")
+]
+NUMBERED = {int(row[0]): row for row in ROWS if row[0].isdigit()}
+CASES = {row[0]: row for row in ROWS if re.fullmatch(r"[CDF][0-9]+", row[0])}
+
+
+def functions_in(path: Path) -> set[str]:
+    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+
+
+def check(row: list[str], name: re.Pattern[str]) -> None:
+    """The test of this row exists, is named after it, and is one that its mutant runs."""
+    *_, test, mutant = row
+    file, _, function = test.partition("::")
+    assert name.match(function), f"{function} is not named after {row[0]}"
+    assert function in functions_in(REPO / "tests" / file), test
+    (planted,) = [one for one in MUTANTS if one.name == mutant]
+    assert planted.tests, mutant
+
+
+def test_every_fault_has_its_row_test_and_mutant() -> None:
+    assert list(NUMBERED) == list(range(1, 45)) == sorted(FAULTS)
+    for number, row in NUMBERED.items():
+        check(row, re.compile(rf"test_fault_{number:02d}_"))
+
+
+def test_every_case_has_its_row_test_and_mutant() -> None:
+    assert {f"C{number}" for number in range(1, 11)} <= set(CASES)
+    for case, row in CASES.items():
+        check(row, re.compile(rf"test_{case.lower()}_"))
+
+
+def test_every_mutant_of_a_fault_runs_the_fault_s_own_test() -> None:
+    """A mutant may serve several rows; each number that it names is tested by it."""
+    by_name = {mutant.name: mutant for mutant in MUTANTS}
+    for number, row in NUMBERED.items():
+        planted = by_name[row[-1]]
+        assert re.search(rf"\b{number}\b", planted.invariant), f"{planted.name} does not break {number}"
+
+
+def test_every_mutants_text_is_there_once() -> None:
+    for mutant in MUTANTS:
+        assert (REPO / "src/slurm_pfi" / mutant.file).read_text().count(mutant.old) == 1, mutant.name
+        for test in mutant.tests:
+            file, _, function = test.partition("::")
+            assert not function or function in functions_in(REPO / file), test
