@@ -162,6 +162,36 @@ def test_a_daemonised_process_stays_in_the_job_of_its_cgroup(
     assert finder.job_of(0, NOBODY) is None and finder.job_of(101, NOBODY) is None
 
 
+@pytest.mark.parametrize(
+    ("uids", "name", "title", "program", "mode", "job_id"),
+    [
+        ("0 0 0 0", "slurmstepd", "slurmstepd: [41.batch]", "slurmstepd", 0o755, 41),
+        ("0 0 0 0", "slurmstepd", "slurmstepd: [41.extern]", "slurmstepd-wlm (deleted)", 0o755, 41),
+        ("65534 0 0 0", "slurmstepd", "slurmstepd: [41.batch]", "slurmstepd", 0o755, None),
+        ("65534 65534 65534 65534", "slurmstepd", "slurmstepd: [41.batch]", "slurmstepd", 0o755, None),
+        ("0 0 0 0", "su", "slurmstepd: [41.batch]", "slurmstepd", 0o755, None),
+        ("0 0 0 0", "slurmstepd", "slurmstepd: [41.batch]", "su", 0o755, None),
+        ("0 0 0 0", "slurmstepd", "slurmstepd: [41.batch]", "slurmstepd", 0o4755, None),
+        ("0 0 0 0", "slurmstepd", "slurmstepd: [41.batch]", "slurmstepd", 0o757, None),
+        ("0 0 0 0", "slurmstepd", "slurmstepd /var/spool", "slurmstepd", 0o755, None),
+    ],
+)
+def test_what_makes_a_slurmstepd(
+    tmp_path: Path, uids: str, name: str, title: str, program: str, mode: int, job_id: int | None
+) -> None:
+    proc = Proc(tmp_path)
+    proc.add(100, parent=90)
+    proc.add(90, parent=1, uid=0, name=name, title=title)
+    status = tmp_path / "90/status"
+    status.write_text(status.read_text().replace("0\t0\t0\t0", uids.replace(" ", "\t")))
+    file = tmp_path / program
+    file.touch()
+    file.chmod(mode)
+    (tmp_path / "90/exe").unlink()
+    (tmp_path / "90/exe").symlink_to(file)
+    assert JobFinder(frozenset({0, ME}), tmp_path).job_of(100, NOBODY) == job_id
+
+
 def test_a_known_sender_costs_no_walk_and_a_reused_pid_does(tmp_path: Path) -> None:
     proc = Proc(tmp_path)
     proc.add(100, parent=1, started=5)
@@ -270,6 +300,14 @@ def test_only_its_own_user_may_write_to_a_runs_socket(node: Node) -> None:
             node.reporter(7, "slurmstepd: [41.batch]", job_id=41, uid=NOBODY - 1)
             await until(lambda: node.drops, "the drop")
             assert node.drops == [progress_socket.OTHER_USER]
+            code = (
+                "import socket, sys\n"
+                "try: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b'x', sys.argv[1])\n"
+                "except OSError as error: print(type(error).__name__)"
+            )
+            command = (python(NOBODY), "-S", "-c", code, str(node.own(41)))
+            refused = node.below_stepd("sh", *command, uid=NOBODY - 1)
+            assert refused.stdout is not None and refused.stdout.read() == "PermissionError\n"
             told = node.told(41)
             assert told is not None and told.counter == 5
 
@@ -405,6 +443,23 @@ def test_passed_descriptors_block_nobody_and_leak_nowhere(
         if thread.name.startswith("progress-"):
             thread.join(30)
             assert not thread.is_alive()
+
+
+def test_reading_pauses_and_the_rest_waits(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_socket, "PER_TURN", 4)
+    monkeypatch.setattr(progress_socket, "CROWDED_PAUSE_S", 3600.0)
+
+    async def story() -> None:
+        async with node.open(run_file(41)):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as out:
+                for _ in range(8):
+                    out.sendto(b"x", str(node.own(41)))
+            await until(lambda: node.listener.dropped[progress_socket.CROWDED], "the end of a turn")
+            for _ in range(20):
+                await asyncio.sleep(0.01)
+            assert node.listener.dropped == {progress_socket.NO_PROGRESS: 4, progress_socket.CROWDED: 1}
+
+    asyncio.run(story())
 
 
 def test_a_flood_leaves_the_loop_free(node: Node) -> None:
