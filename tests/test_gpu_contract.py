@@ -350,3 +350,18 @@ def test_a_device_without_counters_gives_the_rest(with_rig: Run) -> None:
             assert (sample.sm_active, sample.utilisation) == (None, 1.0)
 
     with_rig(test)
+
+
+def test_in_a_hurry_a_device_that_hangs_has_no_answer_yet(with_rig: Run) -> None:
+    async def test(rig: Rig) -> None:
+        await rig.devices.list_devices()
+        sick, *well = rig.uuids
+        rig.hang(sick)
+        hurried = asyncio.create_task(rig.devices.sample(rig.uuids, quick=True, hurry=True))
+        patient = asyncio.create_task(rig.devices.sample(rig.uuids))
+        await asyncio.wait({hurried, patient}, return_when=asyncio.FIRST_COMPLETED)
+        assert (hurried.done(), patient.done()) == (True, False)
+        assert [sample.uuid for sample in await hurried if isinstance(sample, DeviceSample)] == well
+        assert [isinstance(sample, DeviceSample) for sample in await patient] == [False] + [True] * 7
+
+    with_rig(test)

@@ -146,11 +146,12 @@ class GpuDevices(Protocol):
         """
 
     async def sample(
-        self, uuids: tuple[GpuId, ...], *, activity: bool = False, quick: bool = False
+        self, uuids: tuple[GpuId, ...], *, activity: bool = False, quick: bool = False, hurry: bool = False
     ) -> tuple[DeviceSample | DeviceFailure, ...]:
         """Read limits and draw of these devices, one answer each, in order, all devices at the same time.
 
-        ``activity`` reads utilisation and the counters too; ``quick`` reads limits and instant draw alone.
+        ``activity`` reads utilisation and the counters too; ``quick`` reads limits and instant draw alone. With
+        ``hurry`` devices that take much longer than the others have no answer yet: one that hangs holds up nobody.
         """
 
     async def release(self) -> None:

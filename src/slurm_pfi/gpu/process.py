@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
@@ -31,6 +31,14 @@ _POLL_S: Final = 0.1
 
 _ENDED_BY_OTHERS: Final = (-signal.SIGKILL, -signal.SIGTERM, 0, 1)
 """Ends that say nothing against a call: killed from outside, ended by us, or by itself because the library is gone."""
+
+_LEAST_GRACE_S: Final = 0.05
+"""How much longer than the others a call may take at least, when its answer is not waited for."""
+
+
+class PendingError(DeviceError):
+    """The call is under way, and its answer was not waited for. It stays within this package."""
+
 
 Outcome: TypeAlias = Reply | DeviceError
 """What became of a call. Errors are handed on as values, because nobody may be waiting for them any more."""
@@ -80,6 +88,7 @@ class _InFlight:
     future: asyncio.Future[Outcome]
     timer: asyncio.TimerHandle
     late: bool = False
+    overdue: bool = False
 
 
 class NvmlProcess(asyncio.Protocol):
@@ -170,6 +179,25 @@ class NvmlProcess(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(frames))
         return futures
+
+    async def ask_in_a_hurry(self, asks: Sequence[Ask], deadline_s: float) -> list[Outcome]:
+        """As ``ask``, and wait for the outcomes, but for those that take much longer than the others: PendingError.
+
+        The lane of such a call is not asked again in this way before it has answered.
+        """
+        overdue = {call.ask.lane for call in self._in_flight.values() if call.overdue}
+        prompt = [ask for ask in asks if ask.lane not in overdue]
+        futures = dict(zip(prompt, self.ask(prompt, deadline_s), strict=True))
+        if futures:
+            await _most(list(futures.values()))
+        for call in self._in_flight.values():
+            call.overdue = call.overdue or futures.get(call.ask) is call.future
+        return [
+            futures[ask].result()
+            if ask in futures and futures[ask].done()
+            else PendingError(f"{ask.name}: no answer yet", uuid=ask.uuid)
+            for ask in asks
+        ]
 
     async def drained(self) -> None:
         """Wait for the calls under way; each has its deadline."""
@@ -272,6 +300,29 @@ class NvmlProcess(asyncio.Protocol):
         until_s = self._loop.time() + patience_s
         while self._popen.poll() is None and self._loop.time() < until_s:
             await asyncio.sleep(0.005)
+
+
+async def _most(futures: list[asyncio.Future[Outcome]]) -> None:
+    """Wait for half of them, and then as long again, at least 50 ms, for the rest."""
+    loop = asyncio.get_running_loop()
+    began_s, enough = loop.time(), loop.create_future()
+    missing = len(futures)
+
+    def is_enough() -> None:
+        if not enough.done():
+            enough.set_result(None)
+
+    def one_more(_: asyncio.Future[Outcome]) -> None:
+        nonlocal missing
+        missing -= 1
+        if missing == 0:
+            is_enough()
+        elif missing == len(futures) // 2:
+            loop.call_later(max(_LEAST_GRACE_S, loop.time() - began_s), is_enough)
+
+    for future in futures:
+        future.add_done_callback(one_more)
+    await enough
 
 
 def _settle(future: asyncio.Future[Outcome], outcome: Outcome) -> None:

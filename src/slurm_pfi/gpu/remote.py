@@ -21,7 +21,7 @@ from .device import (
     LibraryGoneError,
     LostError,
 )
-from .process import Ask, Outcome
+from .process import Ask, Outcome, PendingError
 from .supervisor import Supervisor
 from .wire import Count, Describe, Reply, SetLimit, TakeSample
 
@@ -77,7 +77,7 @@ class RemoteGpuDevices:
             if isinstance(outcome, DeviceError):
                 error = outcome
                 failures.append(_failure(error, where=f"device {index} of {count}: "))
-            elif outcome.info is not None:
+            elif isinstance(outcome, Reply) and outcome.info is not None:
                 infos.append(outcome.info)
                 self._uuid_at[places[index]] = outcome.info.uuid
         if isinstance(error, LibraryGoneError) and not infos:
@@ -96,12 +96,16 @@ class RemoteGpuDevices:
         return reply.limits
 
     async def sample(
-        self, uuids: tuple[GpuId, ...], *, activity: bool = False, quick: bool = False
+        self, uuids: tuple[GpuId, ...], *, activity: bool = False, quick: bool = False, hurry: bool = False
     ) -> tuple[DeviceSample | DeviceFailure, ...]:
         """As the protocol says; it never raises a DeviceError."""
         asks = [Ask(TakeSample(uuid=uuid, activity=activity, quick=quick), device=uuid) for uuid in uuids]
-        outcomes = await self._supervisor.ask(asks)
-        return tuple(_sample(uuid, outcome) for uuid, outcome in zip(uuids, outcomes, strict=True))
+        outcomes = await self._supervisor.ask(asks, hurry=hurry)
+        return tuple(
+            _sample(uuid, outcome)
+            for uuid, outcome in zip(uuids, outcomes, strict=True)
+            if not isinstance(outcome, PendingError)
+        )
 
     async def release(self) -> None:
         """End the process: that lets go of every handle. The next call starts a new one."""
@@ -118,9 +122,9 @@ class RemoteGpuDevices:
 
     async def _ask(self, ask: Ask) -> Reply:
         (outcome,) = await self._supervisor.ask([ask])
-        if isinstance(outcome, DeviceError):
-            raise outcome
-        return outcome
+        if isinstance(outcome, Reply):
+            return outcome
+        raise outcome
 
     def _name_the_missing(
         self, infos: list[DeviceInfo], failures: list[DeviceFailure]

@@ -86,8 +86,11 @@ class Supervisor:
         """The process that serves now; None when there is none."""
         return None if self._serving is None else self._serving.pid
 
-    async def ask(self, asks: Sequence[Ask]) -> list[Outcome]:
-        """Make these calls, all at the same time but for suspects; one outcome each, in order. Never raises."""
+    async def ask(self, asks: Sequence[Ask], *, hurry: bool = False) -> list[Outcome]:
+        """Make these calls, all at the same time but for suspects; one outcome each, in order. Never raises.
+
+        With ``hurry`` the outcome of a call that takes much longer than the others is a PendingError.
+        """
         outcomes: dict[int, Outcome] = {}
         together, apart = [], []
         for place, ask in enumerate(asks):
@@ -98,7 +101,9 @@ class Supervisor:
                 apart.append(place)
             else:
                 together.append(place)
-        outcomes |= zip(together, await self._send([asks[place] for place in together]), strict=True)
+        outcomes |= zip(
+            together, await self._send([asks[place] for place in together], hurry=hurry), strict=True
+        )
         for place in apart:
             async with self._one_at_a_time:
                 trouble = self._troubles.get(asks[place].lane)
@@ -187,13 +192,15 @@ class Supervisor:
 
     # -------------------------------------------------------------------------------------- one call
 
-    async def _send(self, asks: list[Ask]) -> list[Outcome]:
+    async def _send(self, asks: list[Ask], *, hurry: bool = False) -> list[Outcome]:
         if not asks:
             return []
         try:
             process = await self._server()
         except DeviceError as error:
             return [_as_of(error, ask) for ask in asks]
+        if hurry:
+            return await process.ask_in_a_hurry(asks, self._deadline_s)
         return await asyncio.gather(*process.ask(asks, self._deadline_s))
 
     def _refuse(self, ask: Ask, trouble: _Trouble) -> DeviceError:

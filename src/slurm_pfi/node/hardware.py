@@ -66,7 +66,7 @@ class Hardware:
     async def sample(self, uuids: tuple[GpuId, ...], *, quick: bool, activity: bool = False) -> Sampled:
         """Read limits and draw, with ``activity`` what they do too; a library that is gone is a failure of each."""
         try:
-            samples = await self.devices.sample(uuids, activity=activity, quick=quick)
+            samples = await self.devices.sample(uuids, activity=activity, quick=quick, hurry=True)
             return Sampled(
                 samples=samples, quick=quick, activity=activity, map_changed=not quick and self._map_changed()
             )
