@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from .board_mutants import BOARD_MUTANTS
 from .fault_mutants import FAULT_MUTANTS
 from .mutant import Mutant
 
@@ -34,6 +35,7 @@ NODE: Final = ("tests/test_node_core.py", "tests/test_node_machine.py")
 
 MUTANTS: Final = (
     *FAULT_MUTANTS,
+    *BOARD_MUTANTS,
     Mutant(
         name="raise-before-lower",
         invariant="1",
