@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from slurm_pfi.cli.checks import gpus
@@ -29,6 +30,7 @@ from slurm_pfi.cli.checks.slurm import (
 from slurm_pfi.cli.checks.slurmconf import gpu_count, parse_show_config, parse_slurm_conf
 from slurm_pfi.cli.root import main
 from slurm_pfi.config import SlurmSection, load_config
+from slurm_pfi.gpu.device import Capabilities, DeviceInfo, DeviceLimits
 
 REPO: Final = Path(__file__).parent.parent
 
@@ -511,3 +513,38 @@ def test_the_controllers_unit_says_why_for_each_hardening_line() -> None:
     defaults = load_config(REPO / "etc/slurm-pfi.toml").controller
     assert f"\nStateDirectory={defaults.state_dir.removeprefix('/var/lib/')}\n" in service
     assert f"\nRuntimeDirectory={defaults.run_dir.removeprefix('/run/')}\n" in service
+
+
+def _info(index: int, **changes: Any) -> DeviceInfo:
+    limits = DeviceLimits(
+        min_mw=200_000, max_mw=700_000, default_mw=700_000, requested_mw=700_000, enforced_mw=700_000
+    )
+    made = DeviceInfo(
+        uuid=f"GPU-{index}", model="H", pci="", minor=index, index=index, limits=limits, persistence=True
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+@pytest.mark.parametrize(
+    ("persistence", "outcome", "text"),
+    [(True, "ok", "on"), (False, "warn", "is off on 1 GPUs"), (None, "warn", "do not tell")],
+)
+def test_persistence_mode_decides_what_a_cap_is_worth(
+    persistence: bool | None, outcome: str, text: str
+) -> None:
+    found = gpus.persistence_finding((_info(0), _info(1, persistence=persistence)))
+    assert (found.outcome, text in found.found) == (outcome, True)
+    assert persistence is True or ("default limits" in found.found and "nvidia-persistenced" in found.todo)
+
+
+@pytest.mark.parametrize(
+    ("settable", "outcome"),
+    [((True, None), "ok"), ((True, False), "warn"), ((False, False), "fail")],
+)
+def test_limits_that_cannot_be_set_are_found_without_setting_one(
+    settable: tuple[bool | None, ...], outcome: str
+) -> None:
+    infos = tuple(_info(n, capabilities=Capabilities(settable=each)) for n, each in enumerate(settable))
+    found = gpus.limits_finding(infos, "from 200 W to 700 W")
+    assert found.outcome == outcome and "from 200 W to 700 W" in found.found
+    assert bool(found.todo) == (outcome != "ok")

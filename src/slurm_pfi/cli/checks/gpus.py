@@ -92,10 +92,10 @@ def _nvml(
         )
     if infos:
         low, high = min(i.limits.min_mw for i in infos), max(i.limits.max_mw for i in infos)
-        yield Finding("power limits", "ok", f"settable from {format_power(low)} to {format_power(high)}")
+        yield limits_finding(infos, f"from {format_power(low)} to {format_power(high)}")
         most = max(info.limits.max_mw for info in infos)
         yield from _gpu_max(facts, most)
-        yield _persistence(infos)
+        yield persistence_finding(infos)
 
 
 def _gpu_max(facts: Facts, most_mw: int) -> Iterator[Finding]:
@@ -112,19 +112,39 @@ def _gpu_max(facts: Facts, most_mw: int) -> Iterator[Finding]:
         )
 
 
-def _persistence(infos: tuple[DeviceInfo, ...]) -> Finding:
+def limits_finding(infos: tuple[DeviceInfo, ...], span: str) -> Finding:
+    """Whether limits can be set, as far as that is found out without setting one."""
+    name = "power limits"
+    fixed = [info.uuid for info in infos if info.capabilities.settable is False]
+    if len(fixed) == len(infos):
+        return Finding(
+            name,
+            "fail",
+            f"{span}, but on none of {len(infos)} GPUs can a limit be set: nothing here can be capped",
+            "run the agent as root with CAP_SYS_ADMIN; boards that offer no limit count at the most they can draw",
+        )
+    if fixed:
+        return Finding(
+            name,
+            "warn",
+            f"{span}; on {len(fixed)} of {len(infos)} GPUs none can be set ({fixed[0]} the first)",
+            "they count at the limits they have, and their jobs are not capped",
+        )
+    return Finding(name, "ok", f"settable {span}")
+
+
+def persistence_finding(infos: tuple[DeviceInfo, ...]) -> Finding:
+    """Whether a cap outlives the last program that holds the GPU."""
+    name, todo = "persistence", "run nvidia-persistenced, which NVIDIA advises"
     off = [info.uuid for info in infos if info.persistence is False]
     unknown = [info.uuid for info in infos if info.persistence is None]
+    lost = "a cap is lost when the last program lets go of the GPU, so they count at their default limits"
     if off:
-        return Finding(
-            "persistence",
-            "warn",
-            f"persistence mode is off on {len(off)} GPUs: a cap is lost when the last program lets go of the GPU",
-            "run nvidia-persistenced, which NVIDIA advises",
-        )
+        return Finding(name, "warn", f"persistence mode is off on {len(off)} GPUs: {lost}", todo)
     if unknown:
-        return Finding("persistence", "unseen", f"{len(unknown)} GPUs do not tell their persistence mode")
-    return Finding("persistence", "ok", "on")
+        text = f"{len(unknown)} GPUs do not tell their persistence mode: perhaps {lost}"
+        return Finding(name, "warn", text, todo)
+    return Finding(name, "ok", "on")
 
 
 def no_nvml_finding(why: str, euid: int) -> Finding:
@@ -146,7 +166,9 @@ def position_findings(
     if not files:
         yield Finding(name, "warn", f"gres.conf names no GPU of {node}", "give File= for each of them")
         return
-    found = resolve(files, infos) if infos is not None else {p: board_minor(file) for p, file in files.items()}
+    found = (
+        resolve(files, infos) if infos is not None else {p: board_minor(file) for p, file in files.items()}
+    )
     lost = [f"{place}: {to.reason}" for place, to in found.items() if isinstance(to, Unresolved)]
     if lost:
         yield Finding(
