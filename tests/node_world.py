@@ -6,10 +6,10 @@ It carries out actions as the shell does and checks on every one of them what mu
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from slurm_pfi.gpu.device import DeviceError
 from slurm_pfi.gpu.journal import JournalEntry

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import msgspec
 import pytest
 
@@ -738,7 +736,7 @@ def test_before_job_files_are_read_nobody_is_parked() -> None:
     world.window(200_000, {run: 400_000})
     held = world.plan_file
     world.start()
-    state = dataclasses.replace(world.state, jobs_read=False, runs={})
+    state = msgspec.structs.replace(world.state, jobs_read=False, runs={})
     _, actions = step(state, m.Tick(), world.now_ns)
     assert held is not None and not [a for a in actions if isinstance(a, m.SetLimit)]
 

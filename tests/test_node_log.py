@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -77,7 +78,7 @@ def test_f7_the_core_with_gpus_that_cannot_be_set_and_then_can(
 ) -> None:
     """The real core with its back-off for twenty minutes, and what the shell writes of it."""
     slow = node_world.settings()
-    slow = node_world.replace(slow, report_window_ns=10 * S, report_ns=10 * S)
+    slow = replace(slow, report_window_ns=10 * S, report_ns=10 * S)
     monkeypatch.setattr(node_world, "settings", lambda *_: slow)
     world = World(8).start()
     lines = FaultLines(log)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace as changed
+from msgspec.structs import replace
 
 from slurm_pfi.gpu.device import DeviceSample
 from slurm_pfi.model import Activity
@@ -50,7 +49,7 @@ def reading(at_s: float, **changes: Any) -> DeviceSample:
         dram_active=0.5,
         copy_utilisation=0.3,
     )
-    return changed(made, **changes)
+    return replace(made, **changes)
 
 
 def after(*readings: DeviceSample, asked: bool = True, bounds: Bounds = BOUNDS) -> Taken:

@@ -6,7 +6,7 @@ shell carries the actions out in their order, and wakes the core again at ``next
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec import structs
 
 from ..model import PlanStep
 from . import intake, sets
@@ -135,7 +135,7 @@ def _release(turn: Turn) -> None:
     turn.audit("released", reason="asked for by the admin")
     turn.do(SavePlan(held=None))
     # A GPU in back-off is tried at once: a person is waiting.
-    turn.change(gpus={uuid: replace(gpu, retry_at_ns=0) for uuid, gpu in turn.state.gpus.items()})
+    turn.change(gpus={uuid: structs.replace(gpu, retry_at_ns=0) for uuid, gpu in turn.state.gpus.items()})
     if turn.state.connected:
         turn.send_report(turn.state.settings.report_ns)
 

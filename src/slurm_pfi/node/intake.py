@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from ..gpu.device import DeviceFailure, DeviceInfo, DeviceSample, LibraryGoneError
 from ..model import GpuId, Plan, Run
 from .jobfile import JobFile
@@ -187,7 +189,7 @@ def _listed(turn: Turn, gpu: Gpu, info: DeviceInfo, position: int | None) -> Gpu
     """A GPU that is known already: all of it may have changed but who it is."""
     limits = info.limits
     if not gpu.setting and gpu.touched_ns < turn.state.list_asked_ns:  # else its limits are older than a set
-        gpu = replace(
+        gpu = structs.replace(
             noticed(turn, gpu, limits.requested_mw),
             requested_mw=limits.requested_mw,
             enforced_mw=limits.enforced_mw,
@@ -195,7 +197,7 @@ def _listed(turn: Turn, gpu: Gpu, info: DeviceInfo, position: int | None) -> Gpu
             read_fault="",
             gone=False,
         )
-    return replace(
+    return structs.replace(
         gpu,
         position=position,
         min_mw=limits.min_mw,
@@ -210,15 +212,15 @@ def _paced(turn: Turn, before: Gpu | None, gpu: Gpu) -> Gpu:
     """One whose limit cannot be set, as was found out without trying, is tried all the same, but seldom."""
     if gpu.settable is not False or (before is not None and before.settable is False):
         return gpu
-    return replace(gpu, retry_at_ns=turn.now_ns + turn.state.settings.survey_ns)
+    return structs.replace(gpu, retry_at_ns=turn.now_ns + turn.state.settings.survey_ns)
 
 
 def _missing(gpu: Gpu, failure: DeviceFailure | None) -> Gpu:
     """A GPU that was there. One that only does not answer keeps its last safe state until its readings are old."""
     if failure is not None and failure.kind not in GONE_KINDS:
-        return replace(gpu, read_fault=f"{failure.kind}: {failure.message}")
+        return structs.replace(gpu, read_fault=f"{failure.kind}: {failure.message}")
     why = "no longer listed" if failure is None else f"{failure.kind}: {failure.message}"
-    return replace(gpu, requested_mw=None, enforced_mw=None, draw_mw=None, read_fault=why, gone=True)
+    return structs.replace(gpu, requested_mw=None, enforced_mw=None, draw_mw=None, read_fault=why, gone=True)
 
 
 def _new_driver(turn: Turn, gpu: Gpu, info: DeviceInfo) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from msgspec import structs
+
 from ..gpu.device import DeviceInfo
 from ..gpu.journal import JournalEntry, PriorSource
 from ..model import PlanStep, Run
@@ -192,12 +194,12 @@ def first_sight(info: DeviceInfo, position: int | None, entry: JournalEntry | st
         touched_ns=now_ns,
     )
     if isinstance(entry, str):
-        return replace(gpu, blocked=f"journal entry unreadable: {entry}")
+        return structs.replace(gpu, blocked=f"journal entry unreadable: {entry}")
     if entry is None:
         return gpu
     current_mw = entry.current_mw
     confirmed = current_mw is not None and near(current_mw, limits.requested_mw)
-    return replace(
+    return structs.replace(
         gpu,
         prior_mw=entry.prior_mw,
         how=entry.how,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal
+
+import msgspec
 
 from ..model import GpuId, PlanId, Run
 from .plan import HeldPlan
@@ -83,8 +85,7 @@ class Pending:
     settling: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU. ``current_mw`` is the value of ours that stands there now; None means that the GPU rests.
 
     ``issued_mw`` holds every cap that we issued in this boot, so that none is ever taken for a prior limit.
@@ -160,8 +161,7 @@ class SeenRun:
     unknown: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class State(msgspec.Struct, frozen=True, kw_only=True):
     """The whole agent. ``sent_ns`` holds the reports young enough to be answered by a plan.
 
     ``released``: an admin has taken the node from us; then the GPUs are restored, ``freed`` and left alone.
@@ -172,9 +172,9 @@ class State:
     settings: Settings
     started_ns: int
     driver_start: str = ""
-    gpus: dict[GpuId, Gpu] = field(default_factory=dict)
-    positions: dict[int, GpuId] = field(default_factory=dict)
-    runs: dict[Run, SeenRun] = field(default_factory=dict)
+    gpus: dict[GpuId, Gpu] = {}
+    positions: dict[int, GpuId] = {}
+    runs: dict[Run, SeenRun] = {}
     jobs_read: bool = False
     held: HeldPlan | None = None
     held_from_file: bool = False
@@ -187,12 +187,12 @@ class State:
     stopped: bool = False
     listed: bool = False
     relists: int = 0
-    reverted: dict[Cause, int] = field(default_factory=dict)
+    reverted: dict[Cause, int] = {}
     connected: bool = False
     seq: int = 0
-    sent_ns: dict[int, int] = field(default_factory=dict)
+    sent_ns: dict[int, int] = {}
     refused: str = ""
-    faults: dict[str, str] = field(default_factory=dict)
+    faults: dict[str, str] = {}
     in_force: PlanId | None = None
     in_force_step: int = -1
     listing: bool = False

@@ -6,11 +6,11 @@ since it was last asked for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from ..gpu.device import DeviceSample
 from ..model import Activity
@@ -47,8 +47,7 @@ _REASONS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Telemetry:
+class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
     """What of earlier readings counts for the next. All times are CLOCK_MONOTONIC nanoseconds.
 
     ``mean_mw``: between ``mean_from_ns`` and ``energy_ns``, the instants of the last two energy readings.
@@ -71,14 +70,13 @@ class Telemetry:
         if self.activity is None or self.asked_ns is None or now_ns - self.asked_ns > FRESH_ACTIVITY_NS:
             return None
         age_s = max(0, now_ns - self.asked_ns) / NS_PER_S
-        return msgspec.structs.replace(self.activity, age_s=round(age_s, 3))
+        return replace(self.activity, age_s=round(age_s, 3))
 
 
 NOTHING_READ: Final = Telemetry()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """What a device can be: its greatest power limit and, where known, its greatest SM clock."""
 
     max_mw: int

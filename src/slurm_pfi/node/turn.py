@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from ..gpu.journal import JournalEntry, PriorSource
 from ..model import GpuId
@@ -25,10 +26,10 @@ class Turn:
         self.actions: list[Action] = []
 
     def change(self, **fields: Any) -> None:
-        self.state = replace(self.state, **fields)
+        self.state = structs.replace(self.state, **fields)
 
     def change_gpu(self, uuid: GpuId, **fields: Any) -> Gpu:
-        gpu = replace(self.state.gpus[uuid], **fields)
+        gpu = structs.replace(self.state.gpus[uuid], **fields)
         self.put_gpu(gpu)
         return gpu
 
