@@ -20,6 +20,7 @@ from typing import Final
 
 from .board_mutants import BOARD_MUTANTS
 from .fault_mutants import FAULT_MUTANTS
+from .manner_mutants import MANNER_MUTANTS
 from .mutant import Mutant
 
 REPO: Final = Path(__file__).resolve().parent.parent
@@ -35,7 +36,11 @@ NODE: Final = ("tests/test_node_core.py", "tests/test_node_machine.py")
 
 MUTANTS: Final = (
     *FAULT_MUTANTS,
+<<<<<<< Updated upstream
     *BOARD_MUTANTS,
+=======
+    *MANNER_MUTANTS,
+>>>>>>> Stashed changes
     Mutant(
         name="raise-before-lower",
         invariant="1",

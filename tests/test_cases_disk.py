@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from slurm_pfi.node.lock import Lock, LockedError
 from testbed.lone_node import Commander, LoneNode, wait_for
 from tests.node_world import window_step
 
@@ -108,3 +111,18 @@ def test_f3_a_full_disk_at_the_stop_leaves_the_timer_all_the_same(site: LoneNode
 
     asyncio.run(story())
     wait_for(lambda: site.limits() == [700_000] * 4, "the restore", 30.0)
+
+
+def test_f3_a_lock_is_had_without_room_for_its_pid(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    heeded = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        held = Lock(path)
+        with pytest.raises(LockedError, match="is held by another process"):
+            Lock(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, heeded)
+    held.release()

@@ -55,6 +55,7 @@ def _status(site: LoneNode) -> dict[str, Any]:
 
 def test_f4_the_agent_keeps_its_whole_config_when_a_file_is_bad(site: LoneNode) -> None:
     base = site.config.read_text()
+    site.config.write_text(base + "[times]\nreport_s = 4\n")  # neither the default nor what bad files say
     agent = site.start()
     before = _status(site)["settings"]
     for name, parts in REFUSED.items():

@@ -456,6 +456,15 @@ def test_where_systemd_refuses_a_process_waits_and_the_log_says_so(
     assert asked == ["stop", "slurm-pfi-restorer-n1.timer", "slurm-pfi-restorer-n1.service"]
 
 
+def test_a_restorer_whose_folder_is_gone_ends(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "slurm_pfi.node.restorer", "--at-mono-ns", "1", "--node-name", "n1"]
+    done = subprocess.run(
+        [*command, "--state-dir", str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert f'nothing to restore why="{tmp_path}/n1 is gone"' in done.stderr
+
+
 def test_a_restorer_in_the_middle_of_its_work_is_dismissed_in_time(site: LoneNode) -> None:
     _capped(site)
     site.paths.plan.unlink()
@@ -479,7 +488,7 @@ def test_a_restorer_in_the_middle_of_its_work_is_dismissed_in_time(site: LoneNod
 # ---------------------------------------------------------------------------------------------------- the units
 
 _UNITS: Final = ("slurm-pfi-node", "slurm-pfi-controller")
-_CAPABILITIES: Final = ("CAP_SYS_ADMIN", "CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE", "CAP_SETGID")
+_CAPABILITIES: Final = ("CAP_SYS_ADMIN", "CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE")
 
 
 def _tool(name: str) -> str:

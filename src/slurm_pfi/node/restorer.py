@@ -179,6 +179,9 @@ def main(argv: list[str] | None = None) -> int:
     except LockedError as error:
         log.info("another restorer waits already", why=error)
         return 0
+    except FileNotFoundError:
+        log.info("nothing to restore", why=f"{paths.folder} is gone")
+        return 0
     try:
         return asyncio.run(_wait_and_restore(config, node, paths, given.at_mono_ns, log))
     finally:
