@@ -36,11 +36,8 @@ NODE: Final = ("tests/test_node_core.py", "tests/test_node_machine.py")
 
 MUTANTS: Final = (
     *FAULT_MUTANTS,
-<<<<<<< Updated upstream
     *BOARD_MUTANTS,
-=======
     *MANNER_MUTANTS,
->>>>>>> Stashed changes
     Mutant(
         name="raise-before-lower",
         invariant="1",
