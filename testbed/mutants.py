@@ -9,6 +9,7 @@ Exit 0 when every mutant was caught, 1 when one survived, 2 when a piece of text
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -342,7 +343,8 @@ def survives(mutant: Mutant, tree: Path) -> bool:
     done = subprocess.run(
         command, cwd=tree, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
-    if done.returncode not in (0, 1):
+    # A Python without pytest ends with 1 too, and would pass for one that caught everything.
+    if done.returncode not in (0, 1) or not re.search(r"[0-9]+ (passed|failed|error)", done.stdout):
         raise StaleMutantError(f"{mutant.name}: pytest ended with {done.returncode}: {done.stdout[-500:]}")
     return done.returncode == 0
 
