@@ -18,6 +18,7 @@ from testbed.chaos.record import Heard, Job, Order, Record, Step
 
 SEED = 20261130
 S = 1_000_000_000
+pytestmark = pytest.mark.timeout(900)  # judged by the order of events: on a busy machine it may take long
 
 
 @pytest.mark.cluster

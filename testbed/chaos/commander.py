@@ -57,8 +57,7 @@ class Commander:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while (report := self._last.get(node.name)) is None or not reached(report):
-                    if node.agent is None or node.agent.poll() is not None:
-                        raise AgentEndedError(f"{node.name}: the agent ended by itself; see {node.log}")
+                    _check_alive(node)
                     self._news.clear()
                     try:
                         await asyncio.wait_for(self._news.wait(), 1.0)
@@ -96,7 +95,7 @@ class Commander:
         """Order it and see it held. Raises ChaosError when that does not come about."""
         await self.until(node, lambda report: report.gpus, "GPUs listed")
         while (seq := self.send(node, steps)) is None:
-            await self.until(node, lambda report: report.gpus, "GPUs listed")
+            _check_alive(node)
             await asyncio.sleep(0.01)
         await self.until(node, lambda report: report.held and report.held.seq >= seq, f"plan {seq} held")
 
@@ -119,6 +118,11 @@ class Commander:
             )
         )
         self._news.set()
+
+
+def _check_alive(node: ChaosNode) -> None:
+    if node.agent is None or node.agent.poll() is not None:
+        raise AgentEndedError(f"{node.name}: the agent has ended; see {node.log}")
 
 
 def _plan_step(step: Step) -> PlanStep:

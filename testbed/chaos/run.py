@@ -74,7 +74,7 @@ async def _run(folder: Path, seed: int, kills: int, count: int, persistence: Per
         for node in nodes:
             await node.close()
     outcome = _sum_up(seed, nodes, commander, time.monotonic() - began_s)
-    outcome.doctor = next((line.strip() for line in doctor.splitlines() if "persistence" in line), "")
+    outcome.doctor = next((line.strip() for line in doctor.splitlines() if " persistence " in line), "")
     return outcome
 
 
