@@ -43,7 +43,7 @@ hardware-checks: setup
 	$(PY) -m pytest -q -s -m gpu tests/hardware
 
 test-callbacks: setup $(CALLBACKS)/.ready
-	$(CALLBACKS)/bin/python -m pytest tests/callbacks
+	$(CALLBACKS)/bin/python -m pytest tests/callbacks --timeout 300
 
 lint: setup
 	$(VENV)/bin/ruff check .

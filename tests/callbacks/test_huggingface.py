@@ -81,7 +81,7 @@ def test_of_two_ranks_one_reports_for_both(told: Told, tmp_path: Path) -> None:
     subprocess.run(
         [*launch, str(SCRIPT), str(tmp_path / "out"), 'include_num_input_tokens_seen="all"', "max_steps=1"],
         check=True,
-        timeout=100,
+        timeout=250,
         capture_output=True,
     )
     assert told.take() == tokens(2, 2), "the tokens of both, once"

@@ -52,7 +52,7 @@ def test_nothing_disturbs_the_training(told: Told, monkeypatch: pytest.MonkeyPat
 
 def test_of_two_ranks_one_reports(told: Told) -> None:
     run = [sys.executable, str(SCRIPT), PACKAGE, "devices=2", 'strategy="ddp"', "max_steps=2"]
-    subprocess.run(run, check=True, timeout=100, capture_output=True)
+    subprocess.run(run, check=True, timeout=250, capture_output=True)
     assert told.take() in (steps(1, 2), steps(1, 2, 2)), "the second step may come too soon after the first"
 
 
@@ -67,7 +67,7 @@ def test_where_pytorch_lightning_is_used(told: Told, missing: str) -> None:
         "assert issubclass(ReportProgress, pytorch_lightning.Callback)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], timeout=100, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code], timeout=250, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert told.take() in (steps(1, 2), steps(1, 2, 2)), "the second step may come too soon after the first"
