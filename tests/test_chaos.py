@@ -39,11 +39,11 @@ def test_killed_at_its_own_writes_the_agent_leaves_nothing_behind(tmp_path: Path
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("persistence", ["held", "off"])
+@pytest.mark.parametrize(("persistence", "kills"), [("held", 6), ("off", 16)])
 def test_without_persistence_mode_the_default_is_counted_and_doctor_says_so(
-    tmp_path: Path, persistence: Persistence
+    tmp_path: Path, persistence: Persistence, kills: int
 ) -> None:
-    outcome = run.run(tmp_path, seed=SEED, kills=6, nodes=2, persistence=persistence)
+    outcome = run.run(tmp_path, seed=SEED, kills=kills, nodes=2, persistence=persistence)
     assert outcome.violations == [], f"seed {SEED}"
     assert "persistence mode is off on 4 GPUs" in outcome.doctor
     assert (outcome.fallen > 0) == (persistence == "off")
