@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from slurm_pfi.controller.activity import judged, lost_by_activity, pace_of
 from slurm_pfi.controller.measured import evidence
 from slurm_pfi.controller.record import Record
+from slurm_pfi.controller.runs import sample_of
 from slurm_pfi.model import Activity, GpuReport, Run
 
 from .measured_run import FREE_MW, FREE_RATE, MadeUpRun, rate_at
+from .test_controller_core import Site
+from .test_controller_core import gpu as site_gpu
 
 CAP_W = 480.0
 TRUE_LOSS = 1 - rate_at(480_000) / rate_at(None)
@@ -264,3 +268,43 @@ def test_without_tensor_counters_the_clock_alone_is_known() -> None:
 
 def test_what_a_shared_gpu_does_is_no_single_runs() -> None:
     assert pace_of([(gpu(act(), runs=(RUN, Run("c", 2))), 0)], 1) is None
+
+
+def test_a_sample_of_two_nodes_has_the_mean_draw_by_energy_and_the_work_of_both() -> None:
+    """The draw now where a GPU tells no mean; the other node's report is as old as it is."""
+    site = Site(nodes=2)
+    site.hear("n1", site_gpu("G1", RUN, draw_mw=100_000, mean_mw=500_000, activity=act()))
+    other = site_gpu("G2", RUN, draw_mw=400_000, activity=act(tensor=0.2), slowed="power cap")
+    site.hear("n2", other)
+    site.identify(RUN, "n1", "n2")
+    heard_ns = site.state.nodes["n2"].heard_ns
+    site.wait(3)
+    report = site.report("n1", site_gpu("G1", RUN, draw_mw=100_000, mean_mw=500_000, activity=act()))
+    view = site.state.runs[RUN]
+    sample = sample_of(view, report, site.state.nodes, site.now_ns, 60)
+    assert sample is not None
+    assert sample.draw_mw == 450_000
+    assert not sample.slowed, "by the cap, as it should be"
+    pace = sample.pace
+    assert pace is not None
+    assert pace.tensor_mhz == pytest.approx(450.0)
+    assert (pace.from_ns, pace.to_ns) == (heard_ns - 6 * 10**9, site.now_ns - 10**9)
+    for word, hot in (("thermal", True), ("power brake", True), ("other", True), ("a new word", False)):
+        report = site.report("n1", site_gpu("G1", RUN, slowed=word))
+        found = sample_of(view, report, site.state.nodes, site.now_ns, 60)
+        assert found is not None
+        assert found.slowed is hot, word
+
+
+def test_a_report_of_the_version_before_is_read_and_one_of_ours_by_it() -> None:
+    ours = gpu(act())
+    plain = msgspec.to_builtins(ours)
+    for name in ("mean_mw", "activity", "slowed"):
+        del plain[name]
+    old = msgspec.convert(plain, GpuReport)
+    assert (old.mean_mw, old.activity, old.slowed) == (None, None, "")
+
+    class Before(msgspec.Struct):
+        uuid: str
+
+    assert msgspec.json.decode(msgspec.json.encode(ours), type=Before).uuid == ours.uuid

@@ -105,9 +105,9 @@ def test_a_counter_that_its_gpus_contradict_is_told_with_both_figures_and_what_c
     words = "at a cap of 480 W it kept 86.1 % by its counter, 90.4 % by its activity"
     shown = {"loss": 0.094, "sd": 0.01}
     said = text(told(site(disputed=words), learned=True, by_activity=shown))
-    assert f"its counter is not believed: {words}; so what its GPUs did counts" in said
+    assert f"its counter and its GPUs disagree: {words}; what its GPUs did counts" in said
     assert (
-        "not known: its counter is not believed; estimated from the activity of its GPUs, about 9.4 % of its "
+        "not known: its counter and its GPUs disagree; estimated from the activity of its GPUs, about 9.4 % of its "
         "throughput while capped (7.4 to 11.4 %)"
     ) in said
     assert (

@@ -30,7 +30,7 @@ def test_a_lie_of_5_percent_is_found_by_what_the_gpus_did(site: Site, factor: fl
     said = " ".join(site.cli("job", str(liar)).stdout.split())
     print(said)  # noqa: T201
     assert "by its counter" in said
-    assert "so what its GPUs did counts" in said
+    assert "its counter and its GPUs disagree: at a cap of " in said
     assert "estimated from the activity of its GPUs" in said
     assert not site.jobs()[honest]["disputed"]
     hold(site, 6)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from ..units import Z95, format_duration, format_power
 from .clock import local_text
 from .common import SIMULATED, percent
-from .jobs import job_text
+from .jobs import DISPUTED, job_text
 from .status import folded
 from .tables import plain
 
@@ -116,10 +116,10 @@ def _known(told: _Told) -> list[str]:
         lines.append(
             "it shares its GPU with other jobs: not measured meanwhile, and no cap below any of their floors"
         )
-    if told["doubt"]:
-        counts = "what its GPUs did" if told.get("disputed") else "curves of other jobs"
-        verb = "counts" if told.get("disputed") else "count"
-        lines.append(f"its counter is not believed: {told['doubt']}; so {counts} {verb}")
+    if told.get("disputed"):
+        lines.append(f"{DISPUTED}: {told['disputed']}; what its GPUs did counts")
+    elif told["doubt"]:
+        lines.append(f"its counter is not believed: {told['doubt']}; so curves of other jobs count")
     lines.append(_known_pfi(told))
     if curve := _known_curve(told):
         lines.append(curve)
@@ -271,6 +271,8 @@ def _cost_unknown(told: _Told) -> str:
         why = SHARED
     elif not told["reporting"]:
         why = NO_PROGRESS
+    elif told.get("disputed"):
+        why = DISPUTED
     elif told["doubt"]:
         why = "its counter is not believed"
     else:

@@ -14,6 +14,7 @@ from .status import folded
 from .tables import Column, plain, show_table
 
 MOST_NOTES: Final = 20
+DISPUTED: Final = "its counter and its GPUs disagree"
 
 _RunRow = Mapping[str, Any]
 
@@ -41,11 +42,7 @@ def jobs(context: click.Context, mine: bool, ended: bool, as_json: bool) -> None
         return
     show_table(out, [column for column in COLUMNS if not (mine and column.heading == "USER")], data)
     notes = [f"{job_text(run)}: {run['note']}" for run in data if run["note"]]
-    notes += [
-        f"{job_text(run)}: its counter is not believed: {run['disputed']}"
-        for run in data
-        if run.get("disputed")
-    ]
+    notes += [f"{job_text(run)}: {DISPUTED}: {run['disputed']}" for run in data if run.get("disputed")]
     for note in notes[:MOST_NOTES]:
         out.print(plain(note), markup=False)
     if len(notes) > MOST_NOTES:
