@@ -174,23 +174,23 @@ def test_fault_11_applied_after_the_deadline(site: LoneNode) -> None:
     asyncio.run(story())
 
 
-@pytest.mark.parametrize(("granularity_mw", "made_mw"), [(1000, 400_000), (25_000, 400_000)])
-def test_fault_12_rounded(site: LoneNode, granularity_mw: int, made_mw: int) -> None:
+@pytest.mark.parametrize(("granularity_mw", "cap_mw"), [(1000, 400_700), (25_000, 412_000)])
+def test_fault_12_rounded(site: LoneNode, granularity_mw: int, cap_mw: int) -> None:
     """What the board makes of a cap is what counts, and what is taken back, however coarse it is."""
-    coarse = site.devices[0].uuid
+    coarse, made_mw = site.devices[0].uuid, 400_000
 
     async def story() -> None:
         async with agent_on(site) as (commander, node):
             run = site.job(7, "0")
             await commander.until(lambda r: r.runs, "the run")
             node.poke("granularity_mw", granularity_mw, gpu=coarse)
-            await commander.plan(window_step(PARK_MW, {run: 400_700}))
+            await commander.plan(window_step(PARK_MW, {run: cap_mw}))
             report = await commander.until(
                 lambda r: gpu(r, coarse).requested_mw == made_mw and others(r, coarse) == [PARK_MW] * 3,
                 "made",
             )
             found = gpu(report, coarse)
-            assert found.ceiling_mw is not None and made_mw <= found.ceiling_mw <= 400_700
+            assert found.ceiling_mw is not None and made_mw <= found.ceiling_mw <= cap_mw
             await ends(commander)
 
     asyncio.run(story())

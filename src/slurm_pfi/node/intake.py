@@ -205,6 +205,7 @@ def _listed(turn: Turn, gpu: Gpu, info: DeviceInfo, position: int | None) -> Gpu
         default_mw=limits.default_mw,
         persistence=info.persistence,
         settable=info.capabilities.settable,
+        driver_lost=False,
     )
 
 
@@ -260,7 +261,10 @@ def sampled(turn: Turn, event: Sampled) -> None:
         if isinstance(sample, DeviceFailure):
             _unread(turn, gpu, f"{sample.kind}: {sample.message}", gone=sample.kind in GONE_KINDS)
             if sample.kind == LibraryGoneError.__name__:
-                turn.relist_soon()  # the driver may have been loaded anew, and limits are lost with it
+                turn.driver_lost(sample.uuid)
+        elif gpu.driver_lost:  # it answers again: who it is comes before what it says
+            turn.change(relist_at_ns=min(turn.state.relist_at_ns, turn.now_ns))
+            _unread(turn, gpu, "to be listed anew", gone=False)
         else:
             _read(turn, _measured(turn, gpu, sample, event), sample)
     if event.map_changed:

@@ -90,7 +90,7 @@ def decide(gpu: Gpu, want: Wanted, now_ns: int) -> Decision:
     """What to do now so that this GPU comes to the wanted limit; None when nothing, or not yet."""
     if gpu.blocked or gpu.setting or gpu.prior_mw is None or gpu.requested_mw is None:
         return None
-    if now_ns < gpu.retry_at_ns:
+    if now_ns < gpu.retry_at_ns or gpu.driver_lost:
         return None
     if want.cap_mw >= gpu.prior_mw:
         return _restore(gpu, want)

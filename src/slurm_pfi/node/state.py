@@ -96,7 +96,9 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     ``undo``: a set failed, and comes off the record once the device shows that it changed nothing. ``fell_mw``: where
     the limit fell to by itself. ``lost_mw``: caps whose set was never answered, which a call that hangs may still do
     long after. ``restored_mw``: our restore met somebody's new limit, which is to be put back. ``gone``: the device
-    was lost or needed a reset when last read. ``reapplied``: how often in a row somebody else's limit was replaced.
+    was lost or needed a reset when last read. ``driver_lost``: the library was gone since the GPU was last listed, so
+    the driver may be another one, and our record not of its time. ``reapplied``: how often in a row somebody else's
+    limit was replaced.
     """
 
     uuid: GpuId
@@ -133,6 +135,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     undo: Ours | None = None
     lost_mw: tuple[int, ...] = ()
     gone: bool = False
+    driver_lost: bool = False
     blocked: str = ""
     read_fault: str = ""
     set_fault: str = ""

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import structs
 
+from ..gpu.device import LibraryGoneError
 from ..gpu.journal import JournalEntry, PriorSource
 from ..model import GpuId
 from .limits import Set
@@ -56,6 +57,11 @@ class Turn:
         at_ns = max(self.now_ns, state.list_asked_ns + state.relist_pause_ns)
         if not state.listing:  # the answer says when next
             self.change(relist_at_ns=min(state.relist_at_ns, at_ns))
+
+    def driver_lost(self, uuid: GpuId) -> None:
+        """The driver may have been loaded anew, and limits are lost with it: nothing is set before that is known."""
+        self.change_gpu(uuid, driver_lost=True)
+        self.relist_soon()
 
     # ---------------------------------------------------------------------------------------------- reports
 
@@ -207,7 +213,10 @@ class Turn:
         if pending is None:
             return
         ours = pending.ours
-        self.change_gpu(uuid, current_mw=ours.current_mw, issued_mw=ours.issued_mw, confirmed=ours.confirmed)
+        gpu = self.change_gpu(
+            uuid, current_mw=ours.current_mw, issued_mw=ours.issued_mw, confirmed=ours.confirmed
+        )
+        self.write_journal(gpu, pending.run)  # what is to be written once the disk has room again
         self.set_failed(uuid, error, in_doubt=False, lasting=False)
 
     def set_failed(self, uuid: GpuId, error: str, *, in_doubt: bool, lasting: bool) -> None:
@@ -242,6 +251,8 @@ class Turn:
         )
         if lost:
             self.write_journal(gpu, run)
+        if error.startswith(LibraryGoneError.__name__):
+            self.change_gpu(uuid, driver_lost=True)
         self.change(sample_due_ns=self.now_ns)
         self.relist_soon()  # its range, or the right to set it, may have changed
         self.report_soon()
