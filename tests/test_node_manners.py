@@ -488,7 +488,7 @@ def test_a_restorer_in_the_middle_of_its_work_is_dismissed_in_time(site: LoneNod
 # ---------------------------------------------------------------------------------------------------- the units
 
 _UNITS: Final = ("slurm-pfi-node", "slurm-pfi-controller")
-_CAPABILITIES: Final = ("CAP_SYS_ADMIN", "CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE")
+_CAPABILITIES: Final = ("CAP_SYS_ADMIN", "CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE", "CAP_SETGID")
 
 
 def _tool(name: str) -> str:

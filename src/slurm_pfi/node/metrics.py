@@ -80,7 +80,8 @@ def _gpus(state: State) -> Iterator[object]:
     info = InfoMetricFamily(f"{_PREFIX}gpu", "A GPU of this node.", labels=("gpu", "position", "model"))
     for gpu in state.gpus.values():
         place = "" if gpu.position is None else str(gpu.position)
-        model = gpu.model.encode("utf-8", "replace").decode()  # a driver's text, which must not spoil the others
+        # A driver's text, which must not spoil the others.
+        model = gpu.model.encode("utf-8", "replace").decode()
         info.add_metric((gpu.uuid, place, model), {})
     yield info
     for name, text, of in _GPU_WATTS:
