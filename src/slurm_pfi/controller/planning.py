@@ -258,7 +258,8 @@ def _safe_caps(state: State, site: SiteView, shares: Shares) -> Caps:
 def _sent_mw(state: State, runs: tuple[Run, ...], gpu: Gpu) -> int | None:
     """The highest cap that was sent last for this GPU, as one of these runs'; None if there was none."""
     views = (state.runs[run] for run in runs)
-    sent = (view.sent_mw.get(gpu.node) for view in views if gpu.key in gpus_of(view))
+    here = (view for view in views if gpu.report.uuid in view.gpus.get(gpu.node, ()))
+    sent = (view.sent_mw.get(gpu.node) for view in here)
     return max((cap_mw for cap_mw in sent if cap_mw is not None), default=None)
 
 
