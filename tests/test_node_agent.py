@@ -194,6 +194,34 @@ def test_while_the_journal_cannot_be_written_the_gpus_rest_and_follow_their_owne
     assert site.audit("conflict") == []
 
 
+def test_a_rest_that_could_not_be_written_down_is_as_soon_as_it_can_be(site: LoneNode) -> None:
+    """Else an entry would say for ever that a limit of ours stands, and somebody's same value be taken for it."""
+    site.config.write_text(site.config.read_text() + "[times]\nrescan_s = 0.3\n")
+    entries = [site.paths.journal / f"{device.uuid}.json" for device in site.devices]
+
+    def current() -> set[int | None]:
+        return {json.loads(path.read_text())["entry"]["current_mw"] for path in entries}
+
+    def unwritten(report: Report) -> bool:
+        return any("journal" in fault for fault in report.faults)
+
+    async def story() -> None:
+        async with Commander(site) as controller:
+            site.start()
+            await controller.plan(window_step(200_000))
+            await controller.ceilings(*[200_000] * 4)
+            site.paths.journal.chmod(0o777)
+            await controller.plan(window_step(None))
+            await controller.ceilings(*ALL)
+            await controller.until(unwritten, "said")
+            assert current() == {200_000}
+            site.paths.journal.chmod(0o700)
+            await controller.until(lambda report: not unwritten(report), "written")
+            assert current() == {None}
+
+    asyncio.run(story())
+
+
 def test_garbage_on_the_progress_socket_and_in_the_job_folder_is_dropped(site: LoneNode) -> None:
     agent = site.start()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:

@@ -96,6 +96,7 @@ class Runtime:
         self.counted: Counter[str] = Counter()
         """Audit records of each event since the start, written or lost."""
         self._unsaved: SavePlan | None = None
+        self._unwritten: dict[GpuId, WriteJournal] = {}
         self._asked_s: dict[int, float] = {}
         self._failing_s: float | None = None
         self._not_journaled: dict[GpuId, str] = {}
@@ -146,10 +147,14 @@ class Runtime:
         return self._audit.lost
 
     def save_again(self) -> None:
-        """The plan, if it could not be saved when it came: the disk may have room by now."""
+        """The plan and journal entries that could not be written when they came: the disk may have room by now."""
+        if self._unsaved is None and not self._unwritten:
+            return
         if self._unsaved is not None:
             self._save_plan(self._unsaved)
-            self.feed(Tick())
+        for action in tuple(self._unwritten.values()):
+            self._write_journal(action)
+        self.feed(Tick())
 
     def reopen_audit(self) -> None:
         """After the file was renamed by logrotate."""
@@ -222,9 +227,11 @@ class Runtime:
             self._hardware.write(action.entry)
         except JournalError as error:
             self._not_journaled[action.entry.uuid] = str(error)
+            self._unwritten[action.entry.uuid] = action
             self._events.append(FaultChanged(what="journal", text=f"journal: {error}"))
         else:
-            if "journal" in self.state.faults:
+            self._unwritten.pop(action.entry.uuid, None)
+            if "journal" in self.state.faults and not self._unwritten:
                 self._events.append(FaultChanged(what="journal", text=""))
 
     def _set_limit(self, action: SetLimit) -> None:
