@@ -257,6 +257,8 @@ def _safe_caps(state: State, site: SiteView, shares: Shares) -> Caps:
 
 def _sent_mw(state: State, runs: tuple[Run, ...], gpu: Gpu) -> int | None:
     """The highest cap that was sent last for this GPU, as one of these runs'; None if there was none."""
+    if len(runs) == 1:
+        return state.runs[runs[0]].sent_mw.get(gpu.node)
     views = (state.runs[run] for run in runs)
     here = (view for view in views if gpu.report.uuid in view.gpus.get(gpu.node, ()))
     sent = (view.sent_mw.get(gpu.node) for view in here)
