@@ -6,6 +6,7 @@ are in force on its devices apart from what anybody believes, and checks the bud
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import random
@@ -47,6 +48,12 @@ SEEDS = settings(deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.gener
 LIBRARY = Library.load_default()
 
 
+@functools.cache
+def clock_under(workload: Workload, cap_mw: int) -> float:
+    """SM clock under a cap, as a share of the highest: worked out once for each."""
+    return workload.clock_for_cap(cap_mw / 1000)
+
+
 @dataclass
 class Device:
     """One made-up GPU: what was asked, what rules now, and when the last ask comes into force."""
@@ -73,11 +80,11 @@ class Trainee:
 
     def advance(self, now_ns: int) -> None:
         """Count the tokens up to now, at the limits as they are."""
-        cap_w = min(device.enforced_mw for device in self.devices) / 1000
-        share = self.workload.relative_throughput(cap_w)
-        self.tokens += self.tokens_per_s * share * (now_ns - self.at_ns) / NS
+        slowest = clock_under(self.workload, min(device.enforced_mw for device in self.devices))
+        work = 1 / self.workload.step_time(slowest)
+        full = 1 / self.workload.step_time(clock_under(self.workload, DEFAULT_MW))
+        self.tokens += self.tokens_per_s * work / full * (now_ns - self.at_ns) / NS
         self.at_ns = now_ns
-        work = 1 / self.workload.step_time(self.workload.clock_for_cap(cap_w))
         for device in self.devices:
             # As in the stand-in library: so many cycles for a step, whatever the clock; a faster GPU waits.
             active = TENSOR_SHARE * self.workload.compute_share * work / self.clock(device)
@@ -86,7 +93,7 @@ class Trainee:
 
     def clock(self, device: Device) -> float:
         """SM clock of one of its GPUs, as a share of the highest."""
-        return self.workload.clock_for_cap(device.enforced_mw / 1000)
+        return clock_under(self.workload, device.enforced_mw)
 
 
 @dataclass
@@ -512,7 +519,7 @@ class World:
     def _draw_mw(self, device: Device) -> int:
         for trainee in self.training.values():
             if device in trainee.devices:
-                return round(trainee.workload.draw_w(device.enforced_mw / 1000) * 1000)
+                return round(trainee.workload.power_w(trainee.clock(device)) * 1000)
         return min(device.demand_mw, device.enforced_mw)
 
     def _set(self, node: SimNode, uuid: str, cap_mw: int, life: int) -> None:
