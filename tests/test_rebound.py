@@ -364,12 +364,12 @@ def test_what_a_successor_needs_is_kept_on_disk_and_nothing_else(tmp_path: Path)
 class BlindWorld(World):
     """A world whose devices do not tell what they draw."""
 
-    def _sampled(self, node: SimNode, uuids: tuple[str, ...], quick: bool) -> nm.Sampled:
-        seen = super()._sampled(node, uuids, quick)
+    def _sampled(self, node: SimNode, asked: nm.Sample) -> nm.Sampled:
+        seen = super()._sampled(node, asked)
         blind = tuple(
             replace(sample, draw_mw=None) for sample in seen.samples if isinstance(sample, DeviceSample)
         )
-        return nm.Sampled(samples=blind, quick=quick)
+        return nm.Sampled(samples=blind, quick=asked.quick)
 
 
 def test_without_a_known_draw_there_is_a_ramp_and_no_limit() -> None:

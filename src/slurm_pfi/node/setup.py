@@ -28,7 +28,8 @@ def make_hardware(config: Config, node: str, paths: NodePaths) -> Hardware:
     """The real GPUs of this node, behind NVML in a child process."""
     hardware = Hardware(
         devices=RemoteGpuDevices(
-            deadline_s=config.times.device_deadline_s, may_replace=lambda: hardware.may_replace()
+            deadline_s=config.times.device_deadline_s,
+            may_replace=lambda: hardware.may_replace(),  # noqa: PLW0108 - set later
         ),
         journal_folder=paths.journal,
         identity=lambda: identity_of(config, node),
