@@ -6,11 +6,14 @@ import asyncio
 import json
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from slurm_pfi.model import Report
@@ -124,6 +127,37 @@ def test_a_restorer_ends_when_an_agent_is_back(site: LoneNode) -> None:
     site.start()
     assert site.restorer_pid() is None
     assert site.limits() == [200_000] * 4
+
+
+@pytest.mark.parametrize("ends_in_s", [None, 6.0])
+def test_a_restorer_that_nobody_dismissed_lifts_nothing_in_a_later_window(
+    site: LoneNode, ends_in_s: float | None
+) -> None:
+    """One that had only begun when the next agent looked for it lives on; then that agent dies too."""
+    ends = () if ends_in_s is None else (window_step(None, {}, ends_in_s),)
+
+    async def story() -> None:
+        async with Commander(site) as controller:
+            agent = site.start()
+            await controller.plan(window_step(200_000), *ends)
+            await controller.ceilings(*[200_000] * 4)
+            agent.kill()
+            agent.wait()
+
+    asyncio.run(story())
+    command = [sys.executable, "-m", "slurm_pfi.node.restorer", "--at-mono-ns", "1", "--node-name", "n1"]
+    command += ["--state-dir", str(site.folder / "state"), "--identity-dir", str(site.folder / "id")]
+    done = subprocess.run(
+        command, env=site.environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    held = msgspec.json.decode(site.paths.plan.read_bytes())
+    if ends_in_s is None:
+        assert "window without end" in done.stderr and site.limits() == [200_000] * 4
+    else:
+        first_ns = min(said["mono_ns"] for said in site.audit("set") if said["reason"].startswith("restore"))
+        assert first_ns >= held["received_ns"] + ends_in_s * 1e9
+        wait_for(lambda: site.limits() == ALL, "the restore in force")
 
 
 def test_a_second_agent_is_refused_and_says_who_runs(site: LoneNode) -> None:

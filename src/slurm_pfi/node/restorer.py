@@ -212,9 +212,13 @@ async def _restore_when_due(config: Config, node: str, paths: NodePaths, at_ns: 
     pause_s = max(0.0, (at_ns - time.monotonic_ns()) / 1e9)
     while True:
         await asyncio.sleep(pause_s)
-        later_ns = _still_open_until_ns(config, paths)
-        if later_ns is not None and later_ns > time.monotonic_ns():
-            pause_s = (later_ns - time.monotonic_ns()) / 1e9
+        now_ns = time.monotonic_ns()
+        is_open, ends_ns = _window(config, paths, now_ns)
+        if is_open and ends_ns is None:
+            log.info("restorer ends", why="a later plan has opened a window without end")
+            return
+        if ends_ns is not None:
+            pause_s = (ends_ns - now_ns) / 1e9
             continue
         try:
             failed = await _restore_once(config, node, paths, log)
@@ -226,18 +230,25 @@ async def _restore_when_due(config: Config, node: str, paths: NodePaths, at_ns: 
         pause_s = _RETRY_S
 
 
-def _still_open_until_ns(config: Config, paths: NodePaths) -> int | None:
-    """The end of the window by the plan that is saved, if it is later than what we were told."""
+def _window(config: Config, paths: NodePaths, now_ns: int) -> tuple[bool, int | None]:
+    """Whether a window is open by the plan that is saved, which may be later than what we were told, and its end."""
+    skip_lease = config.node.on_orphan == "hold"
     try:
         held = msgspec.json.decode(paths.plan.read_bytes(), type=HeldPlan)
-        return held.window_end_ns(time.monotonic_ns(), skip_lease=config.node.on_orphan == "hold")
+        _, found = held.in_force(now_ns, skip_lease=skip_lease)
     except (OSError, msgspec.MsgspecError, IndexError):
-        return None
+        return False, None
+    if held.plan.mode == "observe" or found.park_cap_mw is None:
+        return False, None
+    return True, held.window_end_ns(now_ns, skip_lease=skip_lease)
 
 
 async def _restore_once(config: Config, node: str, paths: NodePaths, log: Log) -> bool:
     """One pass over all GPUs as the node's one actor; whether something is left to do. Raises LockedError."""
     lock = take_within(paths.lock, _AGENT_EXIT_S)
+    if _window(config, paths, time.monotonic_ns())[0]:  # whoever held the lock took another plan meanwhile
+        lock.release()
+        return True
     hardware = make_hardware(config, node, paths)
     audit = AuditLog(paths.audit, f"node:{node}", on_fault=lambda text: log.error("audit", fault=text))
     try:
