@@ -80,6 +80,7 @@ async def ends(commander: Commander, *wanted_mw: int) -> Report:
     """The window is over: every GPU is where it was, or as said, and the journal holds nothing of ours."""
     await commander.plan(window_step(None))
     report = await commander.ceilings(*(wanted_mw or ALL))
+    await until(lambda: commander.site.limits() == list(wanted_mw or ALL), "every limit is back in force")
     await until(lambda: journal_rests(commander.site), "nothing left in the journal")
     return report
 
