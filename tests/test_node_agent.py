@@ -17,6 +17,8 @@ import msgspec
 import pytest
 
 from slurm_pfi.model import Report
+from slurm_pfi.node import command, restorer
+from slurm_pfi.node.paths import NodePaths
 from testbed import gpus
 from testbed.lone_node import Commander, LoneNode, ceilings, wait_for
 from tests.node_world import window_step
@@ -145,10 +147,10 @@ def test_a_restorer_that_nobody_dismissed_lifts_nothing_in_a_later_window(
             agent.wait()
 
     asyncio.run(story())
-    command = [sys.executable, "-m", "slurm_pfi.node.restorer", "--at-mono-ns", "1", "--node-name", "n1"]
-    command += ["--state-dir", str(site.folder / "state"), "--identity-dir", str(site.folder / "id")]
+    words = [sys.executable, "-m", "slurm_pfi.node.restorer", "--at-mono-ns", "1", "--node-name", "n1"]
+    words += ["--state-dir", str(site.folder / "state"), "--identity-dir", str(site.folder / "id")]
     done = subprocess.run(
-        command, env=site.environment(), capture_output=True, text=True, timeout=60, check=False
+        words, env=site.environment(), capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     held = msgspec.json.decode(site.paths.plan.read_bytes())
@@ -158,6 +160,41 @@ def test_a_restorer_that_nobody_dismissed_lifts_nothing_in_a_later_window(
         first_ns = min(said["mono_ns"] for said in site.audit("set") if said["reason"].startswith("restore"))
         assert first_ns >= held["received_ns"] + ends_in_s * 1e9
         wait_for(lambda: site.limits() == ALL, "the restore in force")
+
+
+RESTORER_AT_WORK = """
+import signal, sys
+from pathlib import Path
+from slurm_pfi.node.lock import Lock
+locks = [Lock(Path(path)) for path in sys.argv[1:]]
+print("held", flush=True)
+signal.pause()
+"""
+
+
+def test_a_restorer_that_began_while_an_agent_looked_for_it_is_dismissed_too(
+    site: LoneNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.paths.prepare()
+    calls: list[int | None] = []
+
+    def dismiss(node: str, paths: NodePaths) -> int | None:
+        calls.append(None if not calls else restorer.dismiss(node, paths))
+        return calls[-1]
+
+    monkeypatch.setattr(command, "dismiss", dismiss)
+    at_work = subprocess.Popen(
+        [sys.executable, "-c", RESTORER_AT_WORK, str(site.paths.restorer_lock), str(site.paths.lock)],
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert at_work.stdout is not None and at_work.stdout.readline() == b"held\n"
+        lock, dismissed = command._take_node("n1", site.paths)
+        lock.release()
+        assert calls == [None, at_work.pid] and dismissed == at_work.pid
+    finally:
+        at_work.kill()
+        at_work.communicate()
 
 
 def test_a_second_agent_is_refused_and_says_who_runs(site: LoneNode) -> None:

@@ -22,7 +22,7 @@ from ..gpu.journal import JournalError
 from ..store.audit import AuditLog
 from ..units import format_power
 from .agent import SIGNALS, Agent
-from .lock import Lock, LockedError
+from .lock import Lock, LockedError, take_within
 from .log import Log
 from .paths import NodePaths, node_name, node_paths
 from .restore import Restored, restore_all
@@ -109,8 +109,7 @@ def _run(config: Config, config_file: Path, node: str, paths: NodePaths) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         paths.prepare()
-        dismissed = dismiss(node, paths)
-        lock = Lock(paths.lock)
+        lock, dismissed = _take_node(node, paths)
     except SocketError as error:
         raise _StopError(f"the agent of {node} cannot start: {error}", WRONG_USE) from error
     except OSError as error:  # a full disk, for one: trying again may help
@@ -134,6 +133,18 @@ def _leave_limits_an_end(name: str | None) -> None:
     with contextlib.suppress(ValueError):
         config = Config(cluster="unknown", node=NodeSection(state_dir=folder))
         leave_without_agent(config, node_name(name), Log(prefixed="JOURNAL_STREAM" in os.environ))
+
+
+def _take_node(node: str, paths: NodePaths) -> tuple[Lock, int | None]:
+    """The node's lock, and the pid of a restorer that was ended for it. Raises LockedError, OSError."""
+    dismissed = dismiss(node, paths)
+    try:
+        return Lock(paths.lock), dismissed
+    except LockedError:
+        late = dismiss(node, paths)  # a restorer that had only begun when we looked for it
+        if late is None:
+            raise
+        return take_within(paths.lock), late
 
 
 async def _serve(config: Config, config_file: Path, node: str, paths: NodePaths, log: Log) -> None:
@@ -164,8 +175,7 @@ def _release_without_agent(config: Config, node: str, paths: NodePaths, why: Unr
     if not paths.folder.is_dir():
         raise _StopError(f"{paths.folder} is not there: no agent has run as {node}", UNREACHABLE)
     try:
-        dismiss(node, paths)
-        lock = Lock(paths.lock)
+        lock, _ = _take_node(node, paths)
     except LockedError as error:
         raise _StopError(
             f"the agent of {node} lives but does not answer ({error}): {why}", UNREACHABLE

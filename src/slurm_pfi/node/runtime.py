@@ -152,8 +152,11 @@ class Runtime:
             return
         if self._unsaved is not None:
             self._save_plan(self._unsaved)
-        for action in tuple(self._unwritten.values()):
-            self._write_journal(action)
+        for uuid, action in tuple(self._unwritten.items()):
+            if action.entry.driver_start == self.state.driver_start:
+                self._write_journal(action)
+            else:  # what it tells of is gone
+                del self._unwritten[uuid]
         self.feed(Tick())
 
     def reopen_audit(self) -> None:
