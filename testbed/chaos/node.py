@@ -22,6 +22,8 @@ from .record import Job, Kill, Record
 PATIENCE_S: Final = 60.0
 """For what must happen in the end on however loaded a machine; nothing is judged by it but that it happens."""
 _POLL_S: Final = 0.004
+_SET_S: Final = 0.015
+"""What a set takes: 10 to 20 ms are reported of hardware, and a kill must be able to hit one."""
 Persistence: TypeAlias = Literal["on", "held", "off"]
 """Persistence mode: on; off, with another program that holds the GPUs; off, with none."""
 
@@ -99,6 +101,7 @@ class ChaosNode:
             self.gpus.poke("requested_mw", prior_mw, gpu=uuid)
         while any(state.effective_mw != priors[state.uuid] for state in self.gpus.snapshot()):
             time.sleep(_POLL_S)
+        self.gpus.fault("nvmlDeviceSetPowerManagementLimit", gpus.FaultKind.DELAY, delay_s=_SET_S)
         self.record = Record(
             node=name,
             sim=sim,
