@@ -42,6 +42,8 @@ PRIORS_MW: Final = (700_000, 650_000)
 _SIDE_BY_SIDE: Final = 2
 _LINE: Final = re.compile(r"(\d+) +(\w+)\(")
 _FOREVER_NS: Final = 2**62
+_ENDS_NS: Final = 5_000_000_000
+"""A window's end: later than the agent's death in it, also on a loaded machine, which is all it has to be."""
 
 Point: TypeAlias = tuple[str, str, int]
 """The life, the call, and which of that kind it is in that life."""
@@ -215,23 +217,36 @@ async def _window(node: ChaosNode, commander: Commander, wrapper: tuple[str, ...
 
 async def _release(node: ChaosNode, commander: Commander, wrapper: tuple[str, ...]) -> None:
     """The admin's release after the agent has died in a window. Raises AgentEndedError when that is killed."""
+    await _die_in_window(node, commander, Step(0, 200_000, {}))
+    node.record.releases_ns.append((time.monotonic_ns(), _FOREVER_NS))
+    await _run_to_its_end(node, "release", wrapper)
+
+
+async def _restorer(node: ChaosNode, commander: Commander, wrapper: tuple[str, ...]) -> None:
+    """What a stopped agent leaves: it restores at the window's end. Raises AgentEndedError when that is killed."""
+    await _die_in_window(node, commander, Step(0, 200_000, {}), Step(_ENDS_NS, None, {}))
+    await _run_to_its_end(node, "restorer", wrapper)
+
+
+async def _die_in_window(node: ChaosNode, commander: Commander, *steps: Step) -> None:
     node.start()
-    await commander.until(node, lambda report: report.gpus, "GPUs listed")
-    await commander.order(node, Step(0, 200_000, {}))
+    await commander.order(node, *steps)
     await commander.ceilings(node, dict.fromkeys(node.record.priors, 200_000))
     node.kill_agent()
     await node.collect()
     commander.forget(node)
-    node.record.releases_ns.append((time.monotonic_ns(), _FOREVER_NS))
-    node.start("release", wrapper=wrapper)
+
+
+async def _run_to_its_end(node: ChaosNode, word: str, wrapper: tuple[str, ...]) -> None:
+    node.start(word, wrapper=wrapper)
     process = node.agent
     assert process is not None
-    await wait_until(lambda: process.poll() is not None, f"{node.name}: the end of the release")
+    await wait_until(lambda: process.poll() is not None, f"{node.name}: the end of {word}")
     if process.returncode != 0:
-        raise AgentEndedError(f"{node.name}: release ended with {process.returncode}; see {node.log}")
+        raise AgentEndedError(f"{node.name}: {word} ended with {process.returncode}; see {node.log}")
 
 
-LIVES: Final[dict[str, Life]] = {"window": _window, "release": _release}
+LIVES: Final[dict[str, Life]] = {"window": _window, "release": _release, "restorer": _restorer}
 
 
 async def _close(node: ChaosNode, commander: Commander) -> None:

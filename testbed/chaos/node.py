@@ -134,6 +134,10 @@ class ChaosNode:
             )
 
     def command(self, word: str) -> list[str]:
+        if word == "restorer":
+            folders = ["--state-dir", str(self.folder.parent), "--identity-dir", str(self.site.folder / "id")]
+            words = ["--at-mono-ns", str(time.monotonic_ns()), "--node-name", self.name, *folders]
+            return [sys.executable, "-m", "slurm_pfi.node.restorer", *words]
         options = ["--config", str(self.site.config), "--node-name", self.name]
         return [sys.executable, "-m", "slurm_pfi", "node", word, *options]
 
