@@ -23,6 +23,7 @@ from .board_mutants import BOARD_MUTANTS
 from .fault_mutants import FAULT_MUTANTS
 from .manner_mutants import MANNER_MUTANTS
 from .mutant import Mutant
+from .telemetry_mutants import TELEMETRY_MUTANTS
 
 REPO: Final = Path(__file__).resolve().parent.parent
 COPIED: Final = ("src", "tests", "testbed", "pyproject.toml", "prolog", "epilog", "etc", "spank")
@@ -39,6 +40,7 @@ MUTANTS: Final = (
     *FAULT_MUTANTS,
     *BOARD_MUTANTS,
     *MANNER_MUTANTS,
+    *TELEMETRY_MUTANTS,
     Mutant(
         name="raise-before-lower",
         invariant="1",

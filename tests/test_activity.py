@@ -12,6 +12,7 @@ from slurm_pfi.controller.activity import judged, lost_by_activity, pace_of
 from slurm_pfi.controller.measured import evidence
 from slurm_pfi.controller.record import Record
 from slurm_pfi.controller.runs import sample_of
+from slurm_pfi.elasticity.proxy import MODEL_SD
 from slurm_pfi.model import Activity, GpuReport, Run
 
 from .measured_run import FREE_MW, FREE_RATE, MadeUpRun, rate_at
@@ -83,6 +84,28 @@ def test_once_contradicted_a_counter_stays_so() -> None:
     lie.capped = False
     run.run(60)
     assert run.run(200, CAP_W).disputed
+
+
+def test_where_activity_is_no_longer_told_the_counter_is_followed_as_before() -> None:
+    run = MadeUpRun(activity_s=ACTIVITY_S)
+    run.run(90)
+    run.activity_s = None
+    assert losses(run.run(30, CAP_W)) == [], "it may be told any moment"
+    assert losses(run.run(60, CAP_W)) == [pytest.approx(TRUE_LOSS, abs=0.01)]
+    assert not run.record.disputed
+
+
+def test_once_contradicted_activity_rules_at_every_cap_also_where_the_counter_is_near() -> None:
+    run = lying(1 / 1.05, activity_noise=0.001)
+    assert isinstance(run.lie, Lie)
+    run.lie.factor = 0.985
+    run.run(120, 520.0)
+    points = evidence(run.record, "H200", "", run.record.last_ns or 0).measurements
+    assert len(points) == 2
+    for point in points:
+        true_loss = 0.5 * point.reduction
+        assert point.loss == pytest.approx(true_loss, abs=0.004)
+        assert point.sd >= 0.9 * MODEL_SD * (1 - true_loss), "with the error of the model"
 
 
 def test_without_activity_the_same_lie_passes_as_a_measurement() -> None:

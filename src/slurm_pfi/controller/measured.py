@@ -46,6 +46,9 @@ AT_CAP: Final = 0.95
 OVERLAP_NS: Final = NS_PER_S // 2
 """So much may two readings of activity of GPUs on several nodes overlap."""
 
+UNWATCHED_NS: Final = 60 * NS_PER_S
+"""Its GPUs have not told what they do for so long: then no level waits for that."""
+
 SURGES: Final = 3
 """So many samples in a row far above the draw of their level: that saw no training."""
 
@@ -283,12 +286,13 @@ def _points(record: Record, segment: int, now_ns: int) -> list[Measurement]:
         rate, baseline_sd = max(capped, key=lambda level: level.cap_mw or 0).rate_per_s, ANY_BASELINE_SD
     if not rate or base_mw is None:
         return []
+    watched = (record.last_ns or 0) - record.paced_ns < UNWATCHED_NS
     points = []
     for level in capped:
         share, draw_mw = (level.rate_per_s or 0.0) / rate, level.draw_mw or 0
         reduction = 1 - draw_mw / base_mw
         rate_sd = level.rate_sd or 1.0
-        if unjudged(level, free):
+        if watched and unjudged(level, free):
             continue
         shown = judged(level, free, disputed=bool(record.disputed))
         if shown is not None:

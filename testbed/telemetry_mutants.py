@@ -1,0 +1,69 @@
+"""Mutants of what is read of GPUs and of how a counter is held against it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .mutant import Mutant
+
+READINGS: Final = ("tests/test_telemetry.py",)
+ACTIVITY: Final = ("tests/test_activity.py", "tests/test_proxy.py")
+
+TELEMETRY_MUTANTS: Final = (
+    Mutant(
+        name="an-energy-counter-that-stands-still-is-no-draw",
+        invariant="fault 32",
+        file="node/telemetry.py",
+        old="    if used_mj == 0:\n",
+        new="    if used_mj is None:\n",
+        tests=READINGS,
+    ),
+    Mutant(
+        name="heat-teaches-what-a-cap-costs",
+        invariant="fault 37",
+        file="controller/measured.py",
+        old="    uneven = uneven or sample.slowed\n",
+        new="",
+        tests=ACTIVITY,
+    ),
+    Mutant(
+        name="a-counter-is-never-contradicted",
+        invariant="progress is believed as far as telemetry agrees",
+        file="controller/counting.py",
+        old="        record = replace(record, disputed=dispute(record))\n",
+        new="        pass\n",
+        tests=ACTIVITY,
+    ),
+    Mutant(
+        name="a-contradicted-counter-rules-where-it-is-near",
+        invariant="progress is believed as far as telemetry agrees",
+        file="controller/activity.py",
+        old="    if disputed and (shown := estimate(tensor, clock)) is not None:\n",
+        new="    if False and (shown := estimate(tensor, clock)) is not None:\n",
+        tests=ACTIVITY,
+    ),
+    Mutant(
+        name="a-lie-within-the-tolerance-pays",
+        invariant="progress is believed as far as telemetry agrees",
+        file="elasticity/proxy.py",
+        old="            return Judged(near, told.sd)\n",
+        new="            return Judged(told.value, told.sd)\n",
+        tests=ACTIVITY,
+    ),
+    Mutant(
+        name="a-counter-is-followed-before-it-can-be-judged",
+        invariant="progress is believed as far as telemetry agrees",
+        file="controller/measured.py",
+        old="        if watched and unjudged(level, free):\n            continue\n",
+        new="",
+        tests=ACTIVITY,
+    ),
+    Mutant(
+        name="what-a-shared-gpu-does-is-one-runs-work",
+        invariant="7",
+        file="controller/activity.py",
+        old=" and len(gpu.runs) < 2]\n",
+        new="]\n",
+        tests=ACTIVITY,
+    ),
+)
