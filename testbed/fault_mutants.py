@@ -330,9 +330,9 @@ FAULT_MUTANTS: Final = (
     Mutant(
         name="counters-that-fail-read-as-zero",
         invariant="fault 40",
-        file="gpu/activity.py",
-        old="    if metric.nvmlReturn != pynvml.NVML_SUCCESS:\n        return None\n",
-        new="    if metric.nvmlReturn != pynvml.NVML_SUCCESS:\n        return 0.0\n",
+        file="gpu/nvml.py",
+        old="        if busy is not None and int(busy.gpu) > 0 and shares == _NOTHING_ACTIVE:\n",
+        new="        if False:\n",
         tests=(READINGS + "40_no_gpm",),
     ),
     Mutant(
