@@ -19,12 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from slurm_pfi.bus.asking import Reply, ask
-from slurm_pfi.bus.unix import SocketError
-
 from .commander import Commander
 from .judge import Violation, judge
-from .node import PATIENCE_S, AgentEndedError, ChaosError, ChaosNode, Site, wait_until
+from .node import FOREVER_NS, AgentEndedError, ChaosError, ChaosNode, Site, wait_until
 from .record import Step
 
 CALLS: Final = (
@@ -41,7 +38,6 @@ CALLS: Final = (
 PRIORS_MW: Final = (700_000, 650_000)
 _SIDE_BY_SIDE: Final = 2
 _LINE: Final = re.compile(r"(\d+) +(\w+)\(")
-_FOREVER_NS: Final = 2**62
 _ENDS_NS: Final = 5_000_000_000
 """A window's end: later than the agent's death in it, also on a loaded machine, which is all it has to be."""
 
@@ -168,8 +164,7 @@ class _Rig:
         if report.released:
             await _control(node, "resume")
         elif node.record.releases_ns:
-            begin_ns, end_ns = node.record.releases_ns[-1]
-            node.record.releases_ns[-1] = (begin_ns, min(end_ns, time.monotonic_ns()))
+            node.resumed()
         await _close(node, self._commander)
         await node.rest()
 
@@ -218,7 +213,7 @@ async def _window(node: ChaosNode, commander: Commander, wrapper: tuple[str, ...
 async def _release(node: ChaosNode, commander: Commander, wrapper: tuple[str, ...]) -> None:
     """The admin's release after the agent has died in a window. Raises AgentEndedError when that is killed."""
     await _die_in_window(node, commander, Step(0, 200_000, {}))
-    node.record.releases_ns.append((time.monotonic_ns(), _FOREVER_NS))
+    node.record.releases_ns.append((time.monotonic_ns(), FOREVER_NS))
     await _run_to_its_end(node, "release", wrapper)
 
 
@@ -256,25 +251,13 @@ async def _close(node: ChaosNode, commander: Commander) -> None:
 
 async def _control(node: ChaosNode, word: str) -> None:
     """The admin's word to a living agent. Raises AgentEndedError when it is killed over it."""
-    if word == "release":
-        node.record.releases_ns.append((time.monotonic_ns(), _FOREVER_NS))
-    reply = await asyncio.to_thread(_ask, node.folder / "control.sock", word)
+    reply = await asyncio.to_thread(node.control, word)
     if reply is None:
         agent = node.agent
         await wait_until(lambda: agent is None or agent.poll() is not None, f"{node.name}: {word} answered")
         raise AgentEndedError(f"{node.name}: killed during {word}")
     if not reply.ok:
         raise ChaosError(f"{node.name}: {word}: {reply.message}")
-    if word == "resume":
-        begin_ns, _ = node.record.releases_ns[-1]
-        node.record.releases_ns[-1] = (begin_ns, time.monotonic_ns())
-
-
-def _ask(control: Path, word: str) -> Reply | None:
-    try:
-        return ask(control, word, timeout_s=PATIENCE_S)
-    except (SocketError, OSError):
-        return None
 
 
 def by_call(kills: dict[str, int]) -> Iterable[str]:

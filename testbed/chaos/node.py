@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from slurm_pfi.bus.asking import Reply, ask
+from slurm_pfi.bus.unix import SocketError
 from testbed import gpus
 
 from .judge import Violation, judge_journal, judge_rest
@@ -21,6 +23,7 @@ from .record import Job, Kill, Record
 
 PATIENCE_S: Final = 60.0
 """For what must happen in the end on however loaded a machine; nothing is judged by it but that it happens."""
+FOREVER_NS: Final = 2**62
 _POLL_S: Final = 0.004
 _SET_S: Final = 0.015
 """What a set takes: 10 to 20 ms are reported of hardware, and a kill must be able to hit one."""
@@ -152,6 +155,23 @@ class ChaosNode:
     def kill_agent(self, what: str = "agent") -> bool:
         """SIGKILL to the agent. ``collect`` it afterwards."""
         return self.agent is not None and self._kill(self.agent.pid, what)
+
+    def control(self, word: str) -> Reply | None:
+        """The admin's word to a living agent, and its answer; None when it dies over it. Blocks."""
+        if word == "release":
+            self.record.releases_ns.append((time.monotonic_ns(), FOREVER_NS))
+        try:
+            reply = ask(self.folder / "control.sock", word, timeout_s=PATIENCE_S)
+        except (SocketError, OSError):
+            return None
+        if word == "resume" and reply.ok:
+            self.resumed()
+        return reply
+
+    def resumed(self) -> None:
+        """The last release is over, or never came about."""
+        begin_ns, end_ns = self.record.releases_ns[-1]
+        self.record.releases_ns[-1] = (begin_ns, min(end_ns, time.monotonic_ns()))
 
     def terminate(self) -> None:
         """SIGTERM to the agent: it may leave a restorer behind."""

@@ -28,6 +28,7 @@ class Story:
         self._draw = random.Random(seed)
         self._closes_ns: int | None = None
         self._ends_in_a_row = 0
+        self._releasing = False
 
     @property
     def kills(self) -> int:
@@ -69,7 +70,19 @@ class Story:
     async def _close_window(self) -> None:
         if self.node.agent is None:
             self.node.start()
+        await self._up()
         await self.commander.order(self.node, Step(0, None, {}))
+
+    async def _up(self) -> None:
+        """Wait until the agent knows its GPUs, and end the admin's release if one is on."""
+        report = await self.commander.until(self.node, lambda report: report.gpus, "GPUs listed")
+        if self._releasing and report.released:
+            reply = await asyncio.to_thread(self.node.control, "resume")
+            if reply is None or not reply.ok:
+                raise AgentEndedError(f"{self.node.name}: resume: {reply}")
+        elif self._releasing:
+            self.node.resumed()
+        self._releasing = False
 
     # ------------------------------------------------------------------------------------------ one agent
 
@@ -82,7 +95,7 @@ class Story:
             await asyncio.sleep(draw.uniform(0.0, 0.7))
             await self._end_agent()
             return
-        await self.commander.until(self.node, lambda report: report.gpus, "GPUs listed")
+        await self._up()
         self._ends_in_a_row = 0
         for _ in range(draw.randint(1, 4)):
             self._order()
@@ -98,8 +111,11 @@ class Story:
 
     async def _end_agent(self) -> None:
         draw = self._draw
-        how = draw.choices(("agent", "both", "child first", "term"), (0.55, 0.1, 0.1, 0.25))[0]
-        if how == "term":
+        ways = {"agent": 0.45, "both": 0.1, "child first": 0.1, "term": 0.25, "release": 0.1}
+        how = draw.choices(tuple(ways), tuple(ways.values()))[0]
+        if how == "release":
+            await self._release()
+        elif how == "term":
             self.node.terminate()
             if draw.random() < 0.6:
                 await asyncio.sleep(draw.uniform(0.0, 0.1))
@@ -116,6 +132,14 @@ class Story:
         self.commander.forget(self.node)
         self.node.look_at_the_dead()
         await self._after(left_one=how == "term" and draw.random() < 0.7)
+
+    async def _release(self) -> None:
+        """The admin takes the node away, and the agent dies over it."""
+        self._releasing = True
+        asking = asyncio.create_task(asyncio.to_thread(self.node.control, "release"))
+        await asyncio.sleep(self._draw.uniform(0.0, 0.1))
+        self.node.kill_agent("agent in a release")
+        await asking
 
     async def _after(self, *, left_one: bool) -> None:
         """No agent lives; a restorer may, once it is up."""
