@@ -304,12 +304,13 @@ def test_c6_a_limit_of_the_module_is_not_taken_for_ours(site: LoneNode) -> None:
     async def story() -> None:
         with gpus.Node(site.sim) as node:
             plant(node, 43, bound)
-        async with agent_on(site) as (commander, _):
+        async with agent_on(site) as (commander, node):
             report = await commander.until(lambda r: len(r.gpus) == 4, "listed")
             assert gpu(report, bound).max_mw == 700_000 and gpu(report, bound).enforced_mw == 450_000
             assert gpu(report, bound).ceiling_mw == 700_000, "the module's share may grow: the request counts"
             await commander.plan(window_step(PARK_MW))
             await commander.ceilings(*PARKED)
+            node.poke("module_mw", 0, gpu=bound)
             await ends(commander)
 
     asyncio.run(story())
