@@ -339,6 +339,33 @@ def test_an_unknown_prior_limit_is_left_alone_until_the_controller_knows_it() ->
     assert world.requested() == [650_000, 700_000]
 
 
+def test_a_cap_whose_record_was_lost_never_becomes_the_prior_that_the_controller_told() -> None:
+    """The journal went with its folder in a window: the ratchet, by way of the next reading."""
+    world = World(1).start()
+    world.window(200_000)
+    assert world.requested() == [200_000]
+    world.journal.clear()
+    world.plan_file = None
+    world.start()
+    assert world.reports[-1].gpus[0].prior_mw is None
+    world.window(200_000, priors={"GPU-0": 700_000})
+    world.advance(3 * S)  # readings
+    assert world.reports[-1].gpus[0].prior_mw == 700_000
+    assert world.requested() == [200_000]
+    world.send(world.make_plan(window_step(None)))
+    world.advance(S)
+    assert world.requested() == [700_000]
+
+
+def test_a_limit_above_the_prior_that_the_controller_told_is_somebody_elses() -> None:
+    world = World(1)
+    world.devices.write_foreign("GPU-0", 600_000)
+    world.start()
+    world.send(world.make_plan(window_step(None), priors={"GPU-0": 500_000}))
+    world.advance(6 * S)
+    assert (world.requested(), world.reports[-1].gpus[0].prior_mw) == ([600_000], 600_000)
+
+
 def test_a_new_limit_of_an_admin_becomes_the_prior_while_the_gpu_rests() -> None:
     world = World(1).start()
     world.devices.write_foreign("GPU-0", 650_000)

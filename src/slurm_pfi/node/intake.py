@@ -68,13 +68,19 @@ def plan_received(turn: Turn, plan: Plan) -> None:
 
 
 def _take_priors(turn: Turn, plan: Plan) -> None:
-    """The controller remembers a limit before us that this node no longer knows."""
+    """The controller remembers a limit before us that this node no longer knows.
+
+    What is found below it is a cap of ours whose record was lost: it is held as such, or it would be the prior limit
+    from the next reading on, and stay for ever.
+    """
     for uuid, prior_mw in plan.priors.items():
         gpu = turn.state.gpus.get(uuid)
-        if gpu is None or gpu.prior_mw is not None or gpu.blocked:
+        if gpu is None or gpu.prior_mw is not None or gpu.blocked or gpu.requested_mw is None:
             continue
         if gpu.min_mw <= prior_mw <= gpu.max_mw and not gpu.is_ours(prior_mw):
             turn.record_prior(gpu, prior_mw, "controller")
+            if gpu.requested_mw < prior_mw and not near(gpu.requested_mw, prior_mw):
+                turn.hold(turn.state.gpus[uuid], gpu.requested_mw, "")
 
 
 # ------------------------------------------------------------------------------------------------------- runs
