@@ -47,8 +47,8 @@ MANNER_MUTANTS: Final = (
         name="the-timer-does-not-look-at-the-plan",
         invariant="3",
         file="node/restorer.py",
-        old="        if later_ns is not None and later_ns > time.monotonic_ns():\n",
-        new="        if False:\n",
+        old="    return True, held.window_end_ns(now_ns, skip_lease=skip_lease)\n",
+        new="    return False, None\n",
         tests=(f"{MANNERS}::test_a_plan_saved_later_holds_the_timers_command_back",),
     ),
     Mutant(

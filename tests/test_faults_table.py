@@ -40,7 +40,7 @@ def test_every_fault_has_its_row_test_and_mutant() -> None:
 
 
 def test_every_case_has_its_row_test_and_mutant() -> None:
-    assert {f"C{number}" for number in range(1, 11)} <= set(CASES)
+    assert {*(f"C{number}" for number in range(1, 11)), "F1", "F3", "F4", "F5", "F7", "F9"} <= set(CASES)
     for case, row in CASES.items():
         check(row, re.compile(rf"test_{case.lower()}_"))
 
