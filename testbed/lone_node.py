@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -163,7 +163,7 @@ class Commander:
             node_uids=[os.geteuid()],
         )
 
-    async def __aenter__(self) -> Commander:
+    async def __aenter__(self) -> Self:
         await self.server.start()
         return self
 

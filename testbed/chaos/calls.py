@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import re
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from .commander import Commander
 from .judge import Violation, judge
-from .node import FOREVER_NS, AgentEndedError, ChaosError, ChaosNode, Site, wait_until
+from .node import FOREVER_NS, AgentEndedError, ChaosError, ChaosNode, wait_until
 from .record import Step
 
 CALLS: Final = (
@@ -43,7 +44,7 @@ _ENDS_NS: Final = 5_000_000_000
 
 Point: TypeAlias = tuple[str, str, int]
 """The life, the call, and which of that kind it is in that life."""
-Life: TypeAlias = Callable[[ChaosNode, Commander, tuple[str, ...]], Awaitable[None]]
+Life: TypeAlias = Callable[[Commander, tuple[str, ...]], Awaitable[None]]
 
 
 @dataclass
@@ -77,22 +78,19 @@ def run(folder: Path, *, most: int | None = None) -> Killed:
 
 
 async def _run(folder: Path, most: int | None) -> Killed:
-    site = Site(folder)
-    site.write_config()
     killed = Killed()
     began_s = time.monotonic()
-    async with Commander(site) as commander:
-        rig = _Rig(site, commander, killed)
-        points = [point for life in LIVES for point in await rig.count(life)]
-        room = asyncio.Semaphore(_SIDE_BY_SIDE)
+    counted = await asyncio.gather(*(_count(folder, life) for life in LIVES))
+    points = [point for points in counted for point in points]
+    room = asyncio.Semaphore(_SIDE_BY_SIDE)
 
-        async def one(point: Point) -> None:
-            async with room:
-                await rig.kill_at(point)
+    async def one(number: int, point: Point) -> None:
+        async with room:
+            await _kill_at(folder / str(number), point, killed)
 
-        async with asyncio.TaskGroup() as group:
-            for point in _spread(points, most):
-                group.create_task(one(point))
+    async with asyncio.TaskGroup() as group:
+        for number, point in enumerate(_spread(points, most)):
+            group.create_task(one(number, point))
     killed.took_s = time.monotonic() - began_s
     return killed
 
@@ -103,70 +101,65 @@ def _spread(points: list[Point], most: int | None) -> list[Point]:
     return [points[place * len(points) // most] for place in range(most)]
 
 
-class _Rig:
-    """A node for each life, under one commander."""
+@contextlib.asynccontextmanager
+async def _under_command(folder: Path) -> AsyncIterator[Commander]:
+    """A node of its own."""
+    node = ChaosNode(folder, "n1", PRIORS_MW)
+    try:
+        async with Commander(node) as commander:
+            yield commander
+    finally:
+        await node.close()
 
-    def __init__(self, site: Site, commander: Commander, killed: Killed) -> None:
-        self._site, self._commander, self._killed = site, commander, killed
-        self._count = 0
 
-    async def count(self, life: str) -> list[Point]:
-        """Live it once unharmed; every call that can be killed at."""
-        node = self._node()
-        trace = self._site.folder / f"{node.name}.strace"
+async def _count(folder: Path, life: str) -> list[Point]:
+    """Live it once unharmed; every call that can be killed at."""
+    trace = folder / f"{life}.strace"
+    async with _under_command(folder / life) as commander:
+        await LIVES[life](commander, _strace(trace))
+        await _next_agent(commander)
+    seen = collections.Counter(
+        (found[1], found[2])
+        for line in trace.read_text().splitlines()
+        if (found := _LINE.match(line)) is not None
+    )
+    most = {call: max((n for (_, name), n in seen.items() if name == call), default=0) for call in CALLS}
+    return [(life, call, nth) for call in CALLS for nth in range(1, most[call] + 1)]
+
+
+async def _kill_at(folder: Path, point: Point, killed: Killed) -> None:
+    """One life with its end, and the next agent's work."""
+    life, call, nth = point
+    async with _under_command(folder) as commander:
+        node = commander.node
         try:
-            await LIVES[life](node, self._commander, _strace(trace))
-            await self._next_agent(node)
-        finally:
-            await node.close()
-        seen = collections.Counter(
-            (found[1], found[2])
-            for line in trace.read_text().splitlines()
-            if (found := _LINE.match(line)) is not None
-        )
-        most = {call: max((n for (_, name), n in seen.items() if name == call), default=0) for call in CALLS}
-        return [(life, call, nth) for call in CALLS for nth in range(1, most[call] + 1)]
-
-    async def kill_at(self, point: Point) -> None:
-        """One life with its end, and the next agent's work."""
-        life, call, nth = point
-        node = self._node()
-        wrapper = _strace(Path("/dev/null"), f"inject={call}:signal=KILL:when={nth}")
-        try:
-            await LIVES[life](node, self._commander, wrapper)
-            self._killed.missed.append(point)
+            await LIVES[life](commander, _strace(Path("/dev/null"), f"inject={call}:signal=KILL:when={nth}"))
+            killed.missed.append(point)
         except AgentEndedError as error:
             if node.agent is None or node.agent.returncode != -signal.SIGKILL:
                 raise ChaosError(f"{point}: it ended, but was not killed: {error}") from error
             name = f"{life}: {call}"
-            self._killed.kills[name] = self._killed.kills.get(name, 0) + 1
-        try:
-            await self._next_agent(node)
-        finally:
-            await node.close()
-            self._killed.violations += [*node.violations, *judge(node.record)]
+            killed.kills[name] = killed.kills.get(name, 0) + 1
+        await _next_agent(commander)
+    killed.violations += [*node.violations, *judge(node.record)]
 
-    def _node(self) -> ChaosNode:
-        self._count += 1
-        node = ChaosNode(self._site, f"s{self._count}", PRIORS_MW)
-        self._commander.add(node)
-        return node
 
-    async def _next_agent(self, node: ChaosNode) -> None:
-        """After the life an agent that nobody kills ends a release, closes the window, and all comes to rest."""
-        if node.agent is not None and node.agent.poll() is None:
-            node.kill_agent()
-        await node.collect()
-        self._commander.forget(node)
-        node.look_at_the_dead()
-        node.start()
-        report = await self._commander.until(node, lambda report: report.gpus, "GPUs listed")
-        if report.released:
-            await _control(node, "resume")
-        elif node.record.releases_ns:
-            node.resumed()
-        await _close(node, self._commander)
-        await node.rest()
+async def _next_agent(commander: Commander) -> None:
+    """After the life an agent that nobody kills ends a release, closes the window, and all comes to rest."""
+    node = commander.node
+    if node.agent is not None and node.agent.poll() is None:
+        node.kill_agent()
+    await node.collect()
+    commander.forget()
+    node.look_at_the_dead()
+    node.start()
+    report = await commander.until(lambda report: report.gpus, "GPUs listed")
+    if report.released:
+        await _control(node, "resume")
+    elif node.record.releases_ns:
+        node.resumed()
+    await _close(commander)
+    await node.rest()
 
 
 def _strace(output: Path, *inject: str) -> tuple[str, ...]:
@@ -191,45 +184,47 @@ def _strace(output: Path, *inject: str) -> tuple[str, ...]:
 # --------------------------------------------------------------------------------------------------------- lives
 
 
-async def _window(node: ChaosNode, commander: Commander, wrapper: tuple[str, ...]) -> None:
+async def _window(commander: Commander, wrapper: tuple[str, ...]) -> None:
     """Agent start, first set, raise, restore, another window, release, resume. Raises AgentEndedError when killed."""
+    node = commander.node
     first, second = (device.uuid for device in node.devices)
     node.start(wrapper=wrapper)
-    await commander.until(node, lambda report: report.gpus, "GPUs listed")
+    await commander.until(lambda report: report.gpus, "GPUs listed")
     job = node.begin_job([0])
-    await commander.until(node, lambda report: report.runs, "the run seen")
+    await commander.until(lambda report: report.runs, "the run seen")
     for cap_mw in (400_000, 300_000, 500_000):
-        await commander.order(node, Step(0, 200_000, {job.job_id: cap_mw}))
-        await commander.ceilings(node, {first: cap_mw, second: 200_000})
+        await commander.order(Step(0, 200_000, {job.job_id: cap_mw}))
+        await commander.promised({first: cap_mw, second: 200_000})
     node.end_job(job)
-    await commander.ceilings(node, {first: 200_000, second: 200_000})
-    await _close(node, commander)
-    await commander.order(node, Step(0, 250_000, {}))
-    await commander.ceilings(node, {first: 250_000, second: 250_000})
+    await commander.promised({first: 200_000, second: 200_000})
+    await _close(commander)
+    await commander.order(Step(0, 250_000, {}))
+    await commander.promised({first: 250_000, second: 250_000})
     await _control(node, "release")
     await _control(node, "resume")
 
 
-async def _release(node: ChaosNode, commander: Commander, wrapper: tuple[str, ...]) -> None:
+async def _release(commander: Commander, wrapper: tuple[str, ...]) -> None:
     """The admin's release after the agent has died in a window. Raises AgentEndedError when that is killed."""
-    await _die_in_window(node, commander, Step(0, 200_000, {}))
-    node.record.releases_ns.append((time.monotonic_ns(), FOREVER_NS))
-    await _run_to_its_end(node, "release", wrapper)
+    await _die_in_window(commander, Step(0, 200_000, {}))
+    commander.node.record.releases_ns.append((time.monotonic_ns(), FOREVER_NS))
+    await _run_to_its_end(commander.node, "release", wrapper)
 
 
-async def _restorer(node: ChaosNode, commander: Commander, wrapper: tuple[str, ...]) -> None:
+async def _restorer(commander: Commander, wrapper: tuple[str, ...]) -> None:
     """What a stopped agent leaves: it restores at the window's end. Raises AgentEndedError when that is killed."""
-    await _die_in_window(node, commander, Step(0, 200_000, {}), Step(_ENDS_NS, None, {}))
-    await _run_to_its_end(node, "restorer", wrapper)
+    await _die_in_window(commander, Step(0, 200_000, {}), Step(_ENDS_NS, None, {}))
+    await _run_to_its_end(commander.node, "restorer", wrapper)
 
 
-async def _die_in_window(node: ChaosNode, commander: Commander, *steps: Step) -> None:
+async def _die_in_window(commander: Commander, *steps: Step) -> None:
+    node = commander.node
     node.start()
-    await commander.order(node, *steps)
-    await commander.ceilings(node, dict.fromkeys(node.record.priors, 200_000))
+    await commander.order(*steps)
+    await commander.promised(dict.fromkeys(node.record.priors, 200_000))
     node.kill_agent()
     await node.collect()
-    commander.forget(node)
+    commander.forget()
 
 
 async def _run_to_its_end(node: ChaosNode, word: str, wrapper: tuple[str, ...]) -> None:
@@ -244,9 +239,9 @@ async def _run_to_its_end(node: ChaosNode, word: str, wrapper: tuple[str, ...]) 
 LIVES: Final[dict[str, Life]] = {"window": _window, "release": _release, "restorer": _restorer}
 
 
-async def _close(node: ChaosNode, commander: Commander) -> None:
-    await commander.order(node, Step(0, None, {}))
-    await commander.ceilings(node, node.record.priors)
+async def _close(commander: Commander) -> None:
+    await commander.order(Step(0, None, {}))
+    await commander.promised(commander.node.record.priors)
 
 
 async def _control(node: ChaosNode, word: str) -> None:

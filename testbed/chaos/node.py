@@ -10,13 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from slurm_pfi.bus.asking import Reply, ask
 from slurm_pfi.bus.unix import SocketError
 from testbed import gpus
+from testbed.lone_node import LoneNode
 
 from .judge import Violation, judge_journal, judge_rest
 from .record import Job, Kill, Record
@@ -39,30 +39,6 @@ class AgentEndedError(ChaosError):
     """The agent ended though nobody killed it. systemd would start it again, and so does the rig, but it is counted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """The folder of a whole rig: one config for all its nodes."""
-
-    folder: Path
-
-    @property
-    def config(self) -> Path:
-        return self.folder / "pfi.toml"
-
-    @property
-    def bus(self) -> Path:
-        return self.folder / "ctl" / "bus.sock"
-
-    def write_config(self) -> None:
-        """The config of the agents. Times are the product's own."""
-        self.config.write_text(
-            f'cluster = "c"\n[controller]\nuser = "root"\nrun_dir = "{self.folder}/ctl"\n'
-            f'[node]\nstate_dir = "{self.folder}/state"\nidentity_dir = "{self.folder}/id"\n'
-            f'[slurm]\nconf = "{self.folder}/slurm.conf"\n'
-            '[[node_set]]\nnames = "n[1-64]"\ngpus = 4\ngpu_max_w = 700\noverhead_w = 500\n'
-        )
-
-
 async def wait_until(condition: object, what: str, patience_s: float = PATIENCE_S) -> None:
     """Ask until true, letting the rest of the rig run. Raises ChaosError naming ``what``."""
     assert callable(condition)
@@ -77,24 +53,18 @@ class ChaosNode:
     """Four GPUs whose three numberings differ; the prior limits of some are not their defaults."""
 
     def __init__(
-        self, site: Site, name: str, priors_mw: Iterable[int], persistence: Persistence = "on"
+        self, folder: Path, name: str, priors_mw: Iterable[int], persistence: Persistence = "on"
     ) -> None:
-        self.site, self.name = site, name
-        self.folder = site.folder / "state" / name
-        self.log = site.folder / f"{name}.log"
-        sim = site.folder / "sim" / name
-        device_dir = site.folder / "dev" / name
-        device_dir.mkdir(parents=True)
+        """Its files lie in ``folder`` / ``name``."""
         wanted = tuple(priors_mw)
-        self.devices = gpus.create_node(sim, gpus=len(wanted), device_dir=device_dir, scrambled=True)
-        for device in self.devices:
-            Path(device.file).symlink_to("/dev/null")
-        with (site.folder / "gres.conf").open("a") as gres:
-            gres.writelines(f"NodeName={name} Name=gpu File={device.file}\n" for device in self.devices)
-        identity = site.folder / "id" / name
-        identity.mkdir(parents=True)
-        (identity / "boot_id").write_text("boot-1\n")
-        (identity / "driver_start").write_text("driver-1\n")
+        (folder / name).mkdir(parents=True)
+        self.lone = LoneNode(folder / name, name=name, n_gpus=len(wanted))
+        self.name, self.log, self.folder = name, self.lone.log, self.lone.paths.folder
+        self.devices, sim = self.lone.devices, self.lone.sim
+        with self.lone.config.open("a") as config:
+            config.write(
+                f'[[node_set]]\nnames = "{name}"\ngpus = {len(wanted)}\ngpu_max_w = 700\noverhead_w = 500\n'
+            )
         self.gpus = gpus.Node(sim)
         self._holder = _hold(sim) if persistence == "held" else None
         if persistence != "on":
@@ -129,23 +99,19 @@ class ChaosNode:
         self.record.spawns_ns.append(time.monotonic_ns())
         with self.log.open("ab") as log:
             self.agent = subprocess.Popen(
-                [*wrapper, *self.command(word)],
-                env=self.environment(),
+                [*wrapper, *self._command(word)],
+                env=self.lone.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
 
-    def command(self, word: str) -> list[str]:
-        if word == "restorer":
-            folders = ["--state-dir", str(self.folder.parent), "--identity-dir", str(self.site.folder / "id")]
-            words = ["--at-mono-ns", str(time.monotonic_ns()), "--node-name", self.name, *folders]
-            return [sys.executable, "-m", "slurm_pfi.node.restorer", *words]
-        options = ["--config", str(self.site.config), "--node-name", self.name]
-        return [sys.executable, "-m", "slurm_pfi", "node", word, *options]
-
-    def environment(self) -> dict[str, str]:
-        return {**os.environ, **gpus.nvml_environment(self.record.sim)}
+    def _command(self, word: str) -> list[str]:
+        if word != "restorer":
+            return self.lone.command(word)
+        words = ["--at-mono-ns", str(time.monotonic_ns()), "--node-name", self.name]
+        words += ["--state-dir", str(self.folder.parent), "--identity-dir", str(self.lone.folder / "id")]
+        return [sys.executable, "-m", "slurm_pfi.node.restorer", *words]
 
     def kill_child(self) -> bool:
         """SIGKILL to the agent's NVML process; False when there is none now."""
@@ -241,11 +207,7 @@ class ChaosNode:
         job = Job(self._next_job, tuple(uuid_at[place] for place in places), time.monotonic_ns())
         self._next_job += 1
         self.record.jobs.append(job)
-        named = ",".join(map(str, places))
-        text = f"pfi-job 1\njob_id {job.job_id}\nrestart 0\nuid 1000\ngpus {named}\nflex -\n"
-        made = self.folder / "jobs" / f".{job.job_id}.tmp"
-        made.write_text(text)
-        made.rename(self.folder / "jobs" / f"{job.job_id}.0")
+        self.lone.job(job.job_id, ",".join(map(str, places)))
         return job
 
     def end_job(self, job: Job) -> None:
@@ -291,10 +253,10 @@ class ChaosNode:
 
     def doctor(self) -> str:
         """What ``slurm-pfi doctor`` says on this node."""
-        words = ["--config", str(self.site.config), "doctor", "--node-name", self.name]
+        words = ["--config", str(self.lone.config), "doctor", "--node-name", self.name]
         done = subprocess.run(
             [sys.executable, "-m", "slurm_pfi", *words],
-            env=self.environment(),
+            env=self.lone.environment(),
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,

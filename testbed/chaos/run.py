@@ -1,9 +1,10 @@
-"""A whole rig: several nodes side by side under one commander, and the sum of what was found."""
+"""A whole rig: several nodes side by side, each under its commander, and the sum of what was found."""
 
 from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Final
 
 from .commander import Commander
 from .judge import Violation, fallen, judge, read_journal, rises
-from .node import ChaosNode, Persistence, Site
+from .node import ChaosNode, Persistence
 from .story import Story
 
 PRIORS_MW: Final = (700_000, 650_000, 700_000, 612_000)
@@ -52,18 +53,16 @@ def run(folder: Path, *, seed: int, kills: int, nodes: int = 1, persistence: Per
 
 
 async def _run(folder: Path, seed: int, kills: int, count: int, persistence: Persistence) -> Outcome:
-    site = Site(folder)
-    site.write_config()
     began_s = time.monotonic()
     priors_mw = DEFAULTS_MW if persistence == "off" else PRIORS_MW
-    nodes = [ChaosNode(site, f"n{number}", priors_mw, persistence) for number in range(1, count + 1)]
+    nodes = [ChaosNode(folder, f"n{number}", priors_mw, persistence) for number in range(1, count + 1)]
     doctor = ""
     try:
-        async with Commander(site) as commander:
-            stories = []
-            for number, node in enumerate(nodes):
-                commander.add(node)
-                stories.append(Story(node, commander, seed * 1000 + number))
+        async with contextlib.AsyncExitStack() as commanders:
+            stories = [
+                Story(await commanders.enter_async_context(Commander(node)), seed * 1000 + number)
+                for number, node in enumerate(nodes)
+            ]
             shares = [kills // count + (number < kills % count) for number in range(count)]
             async with asyncio.TaskGroup() as group:
                 for story, share in zip(stories, shares, strict=True):
@@ -73,12 +72,13 @@ async def _run(folder: Path, seed: int, kills: int, count: int, persistence: Per
     finally:
         for node in nodes:
             await node.close()
-    outcome = _sum_up(seed, nodes, commander, time.monotonic() - began_s)
+    outcome = _sum_up(seed, stories, time.monotonic() - began_s)
     outcome.doctor = next((line.strip() for line in doctor.splitlines() if " persistence " in line), "")
     return outcome
 
 
-def _sum_up(seed: int, nodes: list[ChaosNode], commander: Commander, took_s: float) -> Outcome:
+def _sum_up(seed: int, stories: list[Story], took_s: float) -> Outcome:
+    nodes = [story.node for story in stories]
     violations = [found for node in nodes for found in (*node.violations, *judge(node.record))]
     kills = [kill for node in nodes for kill in node.record.kills]
     entries = [entry for node in nodes for entry in read_journal(node.folder / "journal")[0].values()]
@@ -95,5 +95,5 @@ def _sum_up(seed: int, nodes: list[ChaosNode], commander: Commander, took_s: flo
         fallen=sum(fallen(node.record) for node in nodes),
         journal_entries=sum(entry.current_mw is not None for entry in entries),
         ended_by_themselves=sum(node.ended_by_itself for node in nodes),
-        faults=commander.faults,
+        faults=[fault for story in stories for fault in story.commander.faults],
     )

@@ -9,7 +9,7 @@ import time
 from typing import Final
 
 from .commander import Commander
-from .node import AgentEndedError, ChaosError, ChaosNode, wait_until
+from .node import AgentEndedError, ChaosError, wait_until
 from .record import Step
 
 _NS: Final = 1_000_000_000
@@ -23,8 +23,8 @@ _RESTORER_S: Final = 2.0
 class Story:
     """One node's life. ``play`` goes on until so many SIGKILLs have been sent to its processes."""
 
-    def __init__(self, node: ChaosNode, commander: Commander, seed: int) -> None:
-        self.node, self.commander = node, commander
+    def __init__(self, commander: Commander, seed: int) -> None:
+        self.node, self.commander = commander.node, commander
         self._draw = random.Random(seed)
         self._closes_ns: int | None = None
         self._ends_in_a_row = 0
@@ -64,18 +64,18 @@ class Story:
         if self._ends_in_a_row > _MOST_ENDS:
             raise ChaosError(f"{self.node.name}: the agent does not stay up; see {self.node.log}")
         await self.node.collect()
-        self.commander.forget(self.node)
+        self.commander.forget()
         await asyncio.sleep(_RESTART_S)
 
     async def _close_window(self) -> None:
         if self.node.agent is None:
             self.node.start()
         await self._up()
-        await self.commander.order(self.node, Step(0, None, {}))
+        await self.commander.order(Step(0, None, {}))
 
     async def _up(self) -> None:
         """Wait until the agent knows its GPUs, and end the admin's release if one is on."""
-        report = await self.commander.until(self.node, lambda report: report.gpus, "GPUs listed")
+        report = await self.commander.until(lambda report: report.gpus, "GPUs listed")
         if self._releasing and report.released:
             reply = await asyncio.to_thread(self.node.control, "resume")
             if reply is None or not reply.ok:
@@ -129,7 +129,7 @@ class Story:
                 await asyncio.sleep(draw.uniform(0.0, 0.02))
             self.node.kill_agent()
         await self.node.collect()
-        self.commander.forget(self.node)
+        self.commander.forget()
         self.node.look_at_the_dead()
         await self._after(left_one=how == "term" and draw.random() < 0.7)
 
@@ -172,7 +172,7 @@ class Story:
             self.node.end_job(draw.choice(jobs))
         else:
             self._closes_ns = None
-            self.commander.send(self.node, self._steps())
+            self.commander.send(*self._steps())
 
     def _steps(self) -> tuple[Step, ...]:
         draw = self._draw
@@ -193,7 +193,7 @@ class Story:
 
     def _window(self, starts_ns: int) -> Step:
         draw = self._draw
-        report = self.commander.report(self.node)
+        report = self.commander.report
         runs = report.runs if report is not None else ()
         caps = {
             run.run.job_id: None if draw.random() < 0.1 else draw.choice(_CAPS_MW)
