@@ -193,6 +193,13 @@ def test_fault_12_rounded(site: LoneNode, granularity_mw: int, cap_mw: int) -> N
                 ),
                 "made",
             )
+            await commander.until(lambda r: gpu(r, coarse).ceiling_mw == made_mw, "the doubt is over")
+            tries = len(site.audit("set"))
+            await asyncio.sleep(2.0)
+            assert len(site.audit("set")) == tries, (
+                "the board has no nearer value: that is said by the read-back"
+            )
+            assert gpu(commander.reports[-1], coarse).fault == ""
             await ends(commander)
 
     asyncio.run(story())

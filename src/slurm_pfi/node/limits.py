@@ -95,6 +95,8 @@ def decide(gpu: Gpu, want: Wanted, now_ns: int) -> Decision:
     if want.cap_mw >= gpu.prior_mw:
         return _restore(gpu, want)
     found_mw = gpu.requested_mw
+    if found_mw == gpu.made_mw and gpu.current_mw == want.cap_mw:
+        return None  # the board has no nearer value
     # Only against the very value that was asked for may a difference be the board's rounding.
     tolerance_mw = TOLERANCE_MW if gpu.current_mw == want.cap_mw else 0
     if found_mw > want.cap_mw + tolerance_mw:

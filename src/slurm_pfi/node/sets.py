@@ -129,7 +129,7 @@ def noticed(turn: Turn, gpu: Gpu, found_mw: int) -> Gpu:
     ours_mw, before_mw, settings = gpu.current_mw, gpu.requested_mw, turn.state.settings
     if ours_mw is None or not gpu.confirmed or gpu.setting:
         return gpu
-    if found_mw <= ours_mw + TOLERANCE_MW:
+    if found_mw <= ours_mw + TOLERANCE_MW or found_mw == gpu.made_mw:
         if gpu.reapplied and turn.now_ns > gpu.reapply_at_ns + settings.reapply_most_ns:
             turn.calm(gpu.uuid)
         return turn.change_gpu(gpu.uuid, fell_mw=None)
@@ -188,6 +188,15 @@ def resolved(turn: Turn, uuid: GpuId) -> None:
             undo=None,
         )
         turn.write_journal(gpu)
-    elif not gpu.is_ours(found_mw) and abs(found_mw - asked_mw) <= _ROUNDED * asked_mw:
-        gpu = turn.change_gpu(uuid, issued_mw=(*gpu.issued_mw, found_mw), undo=None)
+    elif not near(found_mw, asked_mw) and abs(found_mw - asked_mw) <= _ROUNDED * asked_mw:
+        gpu = turn.change_gpu(
+            uuid,
+            issued_mw=tuple(dict.fromkeys((*gpu.issued_mw, found_mw))),
+            made_mw=found_mw,
+            confirmed=True,
+            undo=None,
+            failures=0,
+            set_fault="",
+        )
         turn.write_journal(gpu)
+        turn.report_soon()

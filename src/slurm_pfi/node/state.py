@@ -93,12 +93,12 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     have done it. ``overtaken_mw``: a raise whose effect was still awaited when a lowering followed; until the given
     instant it may yet come into force for a moment. ``blocked`` says why the GPU must not be touched at all.
     ``settable`` False: no limit can be set. ``persistence``: unless it is True the limit may fall to the default.
-    ``undo``: a set failed, and comes off the record once the device shows that it changed nothing. ``fell_mw``: where
-    the limit fell to by itself. ``lost_mw``: caps whose set was never answered, which a call that hangs may still do
-    long after. ``restored_mw``: our restore met somebody's new limit, which is to be put back. ``gone``: the device
-    was lost or needed a reset when last read. ``driver_lost``: the library was gone since the GPU was last listed, so
-    the driver may be another one, and our record not of its time. ``reapplied``: how often in a row somebody else's
-    limit was replaced.
+    ``undo``: a set failed, and comes off the record once the device shows that it changed nothing. ``made_mw``: what
+    a coarse board has made of ``current_mw``. ``fell_mw``: where the limit fell to by itself. ``lost_mw``: caps whose
+    set was never answered, which a call that hangs may still do long after. ``restored_mw``: our restore met
+    somebody's new limit, which is to be put back. ``gone``: the device was lost or needed a reset when last read.
+    ``driver_lost``: the library was gone since the GPU was last listed, so the driver may be another one, and our
+    record not of its time. ``reapplied``: how often in a row somebody else's limit was replaced.
     """
 
     uuid: GpuId
@@ -133,6 +133,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     fell_mw: int | None = None
     restored_mw: int | None = None
     undo: Ours | None = None
+    made_mw: int | None = None
     lost_mw: tuple[int, ...] = ()
     gone: bool = False
     driver_lost: bool = False

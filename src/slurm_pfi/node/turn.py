@@ -166,6 +166,7 @@ class Turn:
             current_mw=cap_mw,
             issued_mw=gpu.issued_mw if known else (*gpu.issued_mw, cap_mw),
             confirmed=gpu.requested_mw is not None and near(gpu.requested_mw, cap_mw),
+            made_mw=None,
         )
         self.write_journal(gpu, run)
 
