@@ -67,6 +67,26 @@ def _all_uuids(node: Node) -> tuple[str, ...]:
     return tuple(state.uuid for state in node.snapshot())
 
 
+def test_a_device_that_is_always_slower_than_the_others_is_heard(tmp_path: Path) -> None:
+    """In a hurry its answer comes one reading later; it must not be thrown away each time."""
+
+    async def test(devices: RemoteGpuDevices, node: Node) -> None:
+        slow, *others = _all_uuids(node)
+        await devices.list_devices()
+        node.fault(READ, FaultKind.DELAY, gpu=slow, delay_s=0.15)
+        asked_ns = time.monotonic_ns()
+        first = await devices.sample((slow, *others), hurry=True)
+        assert [sample.uuid for sample in first] == others
+        (said,) = await devices.sample((slow,))  # its thread is free again
+        assert isinstance(said, DeviceSample)
+        again = await devices.sample((slow, *others), hurry=True)
+        assert _kinds(again) == ["ok"] * 4
+        assert isinstance(again[0], DeviceSample)
+        assert asked_ns < again[0].monotonic_ns < said.monotonic_ns
+
+    _run(tmp_path, test)
+
+
 def test_it_starts_with_the_first_call_and_is_isolated(tmp_path: Path) -> None:
     async def test(devices: RemoteGpuDevices, node: Node) -> None:
         assert devices.pid is None

@@ -366,6 +366,22 @@ def test_a_limit_above_the_prior_that_the_controller_told_is_somebody_elses() ->
     assert (world.requested(), world.reports[-1].gpus[0].prior_mw) == ([600_000], 600_000)
 
 
+def test_a_gpu_that_no_reading_tells_of_becomes_unknown() -> None:
+    """What was read last is no acknowledgement for ever: its cap may have fallen since."""
+    world = World(2).start()
+    world.window(200_000)
+    world.advance(2 * S)
+    world.devices.hanging.add("GPU-0")  # in a hurry it is left out
+    world.devices.fail("list", DeadlineError("no answer", uuid="GPU-0"))
+    world.advance(8 * S)
+    assert [gpu.ceiling_mw for gpu in world.reports[-1].gpus] == [200_000, 200_000]
+    world.devices.write_foreign("GPU-0", 700_000)
+    world.advance(5 * S)
+    told = world.reports[-1].gpus
+    assert [gpu.ceiling_mw for gpu in told] == [None, 200_000]
+    assert told[0].fault
+
+
 def test_a_new_limit_of_an_admin_becomes_the_prior_while_the_gpu_rests() -> None:
     world = World(1).start()
     world.devices.write_foreign("GPU-0", 650_000)

@@ -88,7 +88,6 @@ class _InFlight:
     future: asyncio.Future[Outcome]
     timer: asyncio.TimerHandle
     late: bool = False
-    overdue: bool = False
 
 
 class NvmlProcess(asyncio.Protocol):
@@ -104,6 +103,7 @@ class NvmlProcess(asyncio.Protocol):
         self._frames = Frames()
         self._number = 0
         self._in_flight: dict[int, _InFlight] = {}
+        self._overdue: dict[str, _InFlight] = {}
         self._ready: asyncio.Future[Outcome] = self._loop.create_future()
         self._buried = asyncio.Event()
         self._burial: asyncio.Task[None] | None = None
@@ -183,21 +183,34 @@ class NvmlProcess(asyncio.Protocol):
     async def ask_in_a_hurry(self, asks: Sequence[Ask], deadline_s: float) -> list[Outcome]:
         """As ``ask``, and wait for the outcomes, but for those that take much longer than the others: PendingError.
 
-        The lane of such a call is not asked again in this way before it has answered.
+        The lane of such a call is not asked again in this way before it has answered, and that answer is then the
+        outcome: else a device that is always slower than the others would never be heard.
         """
-        overdue = {call.ask.lane for call in self._in_flight.values() if call.overdue}
-        prompt = [ask for ask in asks if ask.lane not in overdue]
-        futures = dict(zip(prompt, self.ask(prompt, deadline_s), strict=True))
-        if futures:
-            await _most(list(futures.values()))
-        for call in self._in_flight.values():
-            call.overdue = call.overdue or futures.get(call.ask) is call.future
+        futures = {ask: future for ask in asks if (future := self._earlier(ask)) is not None}
+        fresh = [ask for ask in asks if ask not in futures]
+        asked = self.ask(fresh, deadline_s)
+        if asked:
+            await _most(asked)
+        futures.update(zip(fresh, asked, strict=True))
+        waiting = {future for future in futures.values() if not future.done()}
+        self._overdue.update(
+            {call.ask.lane: call for call in self._in_flight.values() if call.future in waiting}
+        )
         return [
             futures[ask].result()
-            if ask in futures and futures[ask].done()
+            if futures[ask].done()
             else PendingError(f"{ask.name}: no answer yet", uuid=ask.uuid)
             for ask in asks
         ]
+
+    def _earlier(self, ask: Ask) -> asyncio.Future[Outcome] | None:
+        """What is still to come, or has come since, of the last call in this lane that was not waited for."""
+        call = self._overdue.get(ask.lane)
+        if call is None or not call.future.done():
+            return None if call is None else call.future
+        del self._overdue[ask.lane]
+        too_little = getattr(call.ask.call, "quick", False) and not getattr(ask.call, "quick", False)
+        return None if too_little or isinstance(call.future.result(), DeadlineError) else call.future
 
     async def drained(self) -> None:
         """Wait for the calls under way; each has its deadline."""
