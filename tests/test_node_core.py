@@ -811,7 +811,38 @@ def test_sigterm_waits_for_a_set_under_way_but_not_for_ever() -> None:
     assert world.exited
 
 
+def test_a_restart_under_a_plan_that_caps_nothing_ends_the_restores_that_were_due() -> None:
+    world = World(1).start()
+    world.window(200_000)
+    world.devices.fail("set", PermissionDeniedError("not now", uuid="GPU-0"))
+    world.send(world.make_plan(window_step(200_000), mode="observe"))
+    assert world.requested() == [200_000]
+    world.devices.clear_faults()
+    world.start(connected=False)
+    world.advance(S)
+    assert world.requested() == [700_000]
+
+
 # ------------------------------------------------------------------------------------------------ release
+
+
+def test_release_lets_go_of_gpus_that_cannot_be_listed() -> None:
+    """The driver is gone: who loads another one must not find us there."""
+    world = World(1)
+    world.devices.fail("list", LibraryGoneError("no driver"))
+    world.start()
+    world.event(m.ReleaseAsked())
+    world.advance(14 * S)
+    assert not world.state.freed
+    world.advance(2 * S)
+    assert world.state.freed
+    world.devices.calls.clear()
+    world.advance(600 * S)
+    assert not world.devices.calls
+    world.devices.clear_faults()
+    world.event(m.ResumeAsked())
+    world.advance(S)
+    assert world.state.listed and not world.state.freed
 
 
 def test_release_tells_the_controller_first_then_restores_all() -> None:

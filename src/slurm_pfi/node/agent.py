@@ -260,6 +260,10 @@ class Agent:
         self.runtime.feed(ReleaseAsked())
         freed = await wait_until(self.runtime, lambda state: state.freed, _RELEASE_S)
         state = self.runtime.state
+        if not state.listed:
+            how = "the GPUs are free for a reset" if freed else "still being tried"
+            why = state.faults.get("nvml", "GPUs not listed yet")
+            return refusal(f"nothing could be restored, {how}: {why}", exit_code=NO)
         if not freed or not _all_rest(state):
             left = [
                 f"{gpu.uuid} ({gpu.set_fault or gpu.blocked or gpu.read_fault or 'waiting'})"

@@ -77,6 +77,9 @@ def next_deadline_ns(state: State, now_ns: int) -> int:
         due.append(state.quick_due_ns)
     if state.connected and _knows_itself(state):
         due.append(state.report_due_ns)
+    given_up_ns = state.released_ns + state.settings.release_ns
+    if state.released and not state.freeing and given_up_ns > now_ns:
+        due.append(given_up_ns)
     if state.held is not None:
         due.append(state.held.next_ns(now_ns, skip_lease=state.settings.skip_lease))
     for gpu in state.gpus.values():
@@ -277,8 +280,9 @@ def _may_raise(turn: Turn, found: PlanStep | None) -> bool:
         return False
     if state.held is None or found is None or found.park_cap_mw is None or not state.held_from_file:
         return True
-    # The plan of an earlier agent process: only what begins under our eyes is known to be due.
-    return state.held.start_ns(found) > state.started_ns
+    # The plan of an earlier agent process: only what begins under our eyes is known to be due, and going back to the
+    # prior limits, where that plan caps nothing.
+    return state.held.plan.mode == "observe" or state.held.start_ns(found) > state.started_ns
 
 
 def _is_lowering(turn: Turn, gpu: Gpu) -> bool:
@@ -289,10 +293,12 @@ def _is_lowering(turn: Turn, gpu: Gpu) -> bool:
 
 
 def _may_free(state: State, now_ns: int) -> bool:
-    """Released, every GPU at rest (or given up, as it cannot be read), and no question under way."""
-    if not state.released or not state.listed or state.listing or state.sampling or state.quick_sampling:
+    """Released, every GPU at rest (or given up, as it cannot be read or listed), and no question under way."""
+    if not state.released or state.listing or state.sampling or state.quick_sampling:
         return False
     late = now_ns - state.released_ns >= state.settings.release_ns
+    if not state.listed and not (late and "nvml" in state.faults):
+        return False
     return all(
         gpu.pending is None and (gpu.current_mw is None or (late and _out_of_reach(gpu)))
         for gpu in state.gpus.values()
