@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from .board_mutants import BOARD_MUTANTS
+from .chaos_mutants import CHAOS_MUTANTS
 from .fault_mutants import FAULT_MUTANTS
 from .manner_mutants import MANNER_MUTANTS
 from .mutant import Mutant
@@ -40,6 +41,7 @@ MUTANTS: Final = (
     *FAULT_MUTANTS,
     *BOARD_MUTANTS,
     *MANNER_MUTANTS,
+    *CHAOS_MUTANTS,
     *TELEMETRY_MUTANTS,
     Mutant(
         name="raise-before-lower",
