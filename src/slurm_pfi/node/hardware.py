@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Generic, TypeVar
 
 from ..gpu.device import DeviceError, DeviceFailure, DeviceInfo, GpuDevices, LostError
 from ..gpu.identity import HostIdentity, IdentityError
@@ -16,6 +17,26 @@ from .messages import DevicesFreed, DevicesListed, DevicesUnavailable, Sampled, 
 
 IN_DOUBT = frozenset({"DeadlineError", "LibraryGoneError", "UnknownDeviceError"})
 LASTING = frozenset({"PermissionDeniedError", "UnsupportedError"})
+_FILES_S: Final = 8.0  # slurmd is given 5 s of these
+_SIGN_S: Final = 0.1
+T = TypeVar("T")
+
+
+class _Aside(Generic[T]):
+    """A call that may never come back, for Slurm's files may lie on a server that is gone: made by a thread."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._made: asyncio.Task[T] | None = None
+
+    async def result(self, wait_s: float) -> T:
+        """Wait so long at most. Raises TimeoutError; then it is not made again before it has come back."""
+        if self._made is None or self._made.done():
+            self._made = asyncio.create_task(asyncio.to_thread(self._call))
+        await asyncio.wait({self._made}, timeout=wait_s)
+        if not self._made.done():
+            raise TimeoutError
+        return self._made.result()
 
 
 @dataclass
@@ -23,7 +44,7 @@ class Hardware:
     """GPUs and the record of their limits. ``identity`` and ``gres_files`` are read anew at each listing.
 
     ``gres_files`` gives the device file of each position in gres.conf, or a text that says why it cannot.
-    ``map_sign`` is cheap and differs when positions may lead elsewhere than at the last listing.
+    ``map_sign`` is cheap and differs when positions may lead elsewhere than at the last listing. Threads call both.
     ``may_replace``, set by who knows, says whether a process that serves GPUs may be replaced for one that hangs.
     """
 
@@ -36,11 +57,19 @@ class Hardware:
     may_replace: Callable[[], bool] = lambda: True
     _listed_with: object = None
 
+    def __post_init__(self) -> None:
+        self._files = _Aside(self.gres_files)
+        self._sign = _Aside(self.map_sign)
+
     async def look(self) -> DevicesListed | DevicesUnavailable:
         """Enumerate. Never raises for what a device, a driver or a file may do."""
-        self._listed_with = self.map_sign()
         # First, for slurmd may have to be asked: what GPUs say must not be old when it is told.
-        files = await asyncio.to_thread(self.gres_files)
+        files: dict[int, str] | str
+        try:
+            self._listed_with = await self._sign.result(_SIGN_S)
+            files = await self._files.result(_FILES_S)
+        except TimeoutError:
+            files = "slurm.conf and gres.conf cannot be read: no answer; look at the file system they lie on"
         try:
             infos, failures = await self.devices.list_devices()
             identity = self.identity()
@@ -67,9 +96,8 @@ class Hardware:
         """Read limits and draw, with ``activity`` what they do too; a library that is gone is a failure of each."""
         try:
             samples = await self.devices.sample(uuids, activity=activity, quick=quick, hurry=True)
-            return Sampled(
-                samples=samples, quick=quick, activity=activity, map_changed=not quick and self._map_changed()
-            )
+            changed = not quick and await self._map_changed()
+            return Sampled(samples=samples, quick=quick, activity=activity, map_changed=changed)
         except DeviceError as error:
             kind, message = type(error).__name__, str(error)
             failures = tuple(DeviceFailure(uuid=uuid, kind=kind, message=message) for uuid in uuids)
@@ -88,8 +116,11 @@ class Hardware:
                 lasting=kind in LASTING,
             )
 
-    def _map_changed(self) -> bool:
-        return self._listed_with != self.map_sign()
+    async def _map_changed(self) -> bool:
+        try:
+            return self._listed_with != await self._sign.result(_SIGN_S)
+        except TimeoutError:
+            return False
 
     async def free(self) -> DevicesFreed:
         """Let go of every GPU; the next question takes them up again."""
