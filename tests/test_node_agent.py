@@ -243,6 +243,22 @@ def test_release_without_an_agent_restores_from_the_journal(site: LoneNode) -> N
     assert site.ask("release").returncode == 0, "nothing is left to do, which is no failure"
 
 
+def test_release_without_an_agent_restores_though_nothing_can_be_written_down(site: LoneNode) -> None:
+    async def story() -> None:
+        async with Commander(site) as controller:
+            agent = site.start()
+            await controller.plan(window_step(200_000))
+            await controller.ceilings(*[200_000] * 4)
+            agent.kill()
+            agent.wait()
+
+    asyncio.run(story())
+    site.paths.released.symlink_to(site.folder / "full" / "disk")  # as on a full disk, no file can be made
+    done = site.ask("release")
+    assert done.returncode == 1 and "the next agent takes plans again" in done.stderr
+    wait_for(lambda: site.limits() == ALL, "the restore")
+
+
 def test_while_the_journal_cannot_be_written_the_gpus_rest_and_follow_their_owner(site: LoneNode) -> None:
     async def story() -> None:
         async with Commander(site) as controller:

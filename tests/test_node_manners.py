@@ -32,9 +32,9 @@ from slurm_pfi.node.agent import STOP_S
 from slurm_pfi.node.hardware import Hardware
 from slurm_pfi.node.lock import Lock
 from slurm_pfi.node.log import Log
-from slurm_pfi.node.messages import Connected
+from slurm_pfi.node.messages import Connected, JobFilesRead
 from slurm_pfi.node.paths import NodePaths
-from slurm_pfi.node.runtime import Runtime
+from slurm_pfi.node.runtime import Runtime, wait_until
 from testbed import gpus
 from testbed.gpus import FaultKind
 from testbed.lone_node import Commander, LoneNode, wait_for
@@ -172,6 +172,42 @@ def _runtime(folder: Path, log: Log, devices: MemoryGpuDevices | None = None) ->
         gres_files=dict,
     )
     return Runtime(settings(), paths=paths, hardware=hardware, log=log, leave_restorer=lambda at_ns: None)
+
+
+class _Deaf:
+    """A controller that is there and reads nothing."""
+
+    connected = True
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    def send(self, report: object) -> bool:
+        self.sent += 1
+        return False
+
+
+def test_a_controller_that_does_not_read_costs_one_try_at_a_time(tmp_path: Path) -> None:
+    """Each report that could not be sent had a try of its own after 50 ms, which failed and had one of its own."""
+    deaf = _Deaf()
+
+    async def story() -> None:
+        core = _runtime(tmp_path, Log(prefixed=False))
+        core.client = deaf  # type: ignore[assignment]
+        core.feed(JobFilesRead(files=()))
+        core.feed(Connected(up=True))
+        await wait_until(core, lambda state: state.listed, 5.0)
+        for _ in range(20):  # each is a report of its own: they are 10 ms apart at least
+            core.feed(Connected(up=True))
+            await asyncio.sleep(0.012)
+        deaf.sent = 0
+        began_s = time.monotonic()
+        await asyncio.sleep(0.5)
+        most = (time.monotonic() - began_s) / 0.05 + 5
+        assert 0 < deaf.sent <= most
+        await core.close()
+
+    asyncio.run(story())
 
 
 async def _petted(systemd: Systemd, core: Runtime, log: Log) -> bool:

@@ -183,15 +183,26 @@ def _release_without_agent(config: Config, node: str, paths: NodePaths, why: Unr
     except OSError as error:
         raise _StopError(f"{paths.folder}: {error.strerror}; this is for root", UNREACHABLE) from error
     try:
-        # The plan must not come back with the next agent, and that one stays released.
-        paths.plan.unlink(missing_ok=True)
-        paths.released.touch()
+        forgotten = _remember_release(paths)
         restored = asyncio.run(_restore(config, node, paths))
     except (DeviceError, JournalError, IdentityError, OSError) as error:
         raise _StopError(f"{node} cannot be restored: {error}", UNREACHABLE) from error
     finally:
         lock.release()
-    return _say_restored(node, restored)
+    return _say_restored(node, restored, forgotten)
+
+
+def _remember_release(paths: NodePaths) -> str:
+    """The plan must not come back with the next agent, and that one stays released; why this cannot be kept.
+
+    A full disk stops no restore.
+    """
+    try:
+        paths.plan.unlink(missing_ok=True)
+        paths.released.touch()
+    except OSError as error:
+        return f"; the next agent takes plans again, for this cannot be kept: {error}"
+    return ""
 
 
 async def _restore(config: Config, node: str, paths: NodePaths) -> Restored:
@@ -205,14 +216,14 @@ async def _restore(config: Config, node: str, paths: NodePaths) -> Restored:
         await close_hardware(hardware)
 
 
-def _say_restored(node: str, restored: Restored) -> int:
+def _say_restored(node: str, restored: Restored, forgotten: str) -> int:
     text = f"{node} released without an agent: {len(restored.done)} GPUs at their prior limit"
     if restored.conflicts:
         text += f"; left alone, as somebody else had set another limit: {', '.join(restored.conflicts)}"
     left = {**restored.failed, **restored.unreadable}
     if left:
         text += f"; NOT restored: {'; '.join(f'{uuid}: {why}' for uuid, why in left.items())}"
-    return _say(text, NO if left else DONE)
+    return _say(text + forgotten, NO if left or forgotten else DONE)
 
 
 def _resume(node: str, paths: NodePaths) -> int:

@@ -92,6 +92,7 @@ class Runtime:
         self._events: deque[Event] = deque()
         self._feeding = False
         self._timer: asyncio.TimerHandle | None = None
+        self._resend: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.counted: Counter[str] = Counter()
         """Audit records of each event since the start, written or lost."""
@@ -165,8 +166,9 @@ class Runtime:
 
     async def close(self) -> None:
         """End what is under way. Limits are left as they are."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._resend):
+            if timer is not None:
+                timer.cancel()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -223,7 +225,12 @@ class Runtime:
         if self.client is None or self.client.send(self._with_progress(report)) or not self.client.connected:
             return
         # The other end has not read the last one yet; what this one acknowledges must not wait a whole period.
-        asyncio.get_running_loop().call_later(_RESEND_S, self.feed, Connected(up=True))
+        if self._resend is None:  # one at a time, however many could not be sent meanwhile
+            self._resend = asyncio.get_running_loop().call_later(_RESEND_S, self._send_again)
+
+    def _send_again(self) -> None:
+        self._resend = None
+        self.feed(Connected(up=True))
 
     def _write_journal(self, action: WriteJournal) -> None:
         try:
