@@ -14,6 +14,7 @@ LIMITS: Final = "tests/test_faults_limits.py::test_fault_"
 DEVICES: Final = "tests/test_faults_devices.py::test_fault_"
 READINGS: Final = "tests/test_faults_readings.py::test_fault_"
 AGENT: Final = "tests/test_faults_agent.py::test_fault_"
+RECONCILER: Final = "tests/test_node_reconciler.py::test_"
 CASES: Final = "tests/test_cases_gpu.py::test_"
 
 FAULT_MUTANTS: Final = (
@@ -213,6 +214,30 @@ FAULT_MUTANTS: Final = (
         old="                self._hand_out(decoder.decode(body))\n",
         new="                self._do(decoder.decode(body))\n",
         tests=(DEVICES + "24_a_call_hangs", LIBRARY + "28_a_killed_client_leaves_calls_hanging"),
+    ),
+    Mutant(
+        name="a-gpu-that-hangs-in-a-list-is-parked-under-its-run",
+        invariant="7, fault 24",
+        file="node/intake.py",
+        old="for place, uuid in turn.state.positions.items() if uuid in missing}",
+        new="for place, uuid in turn.state.positions.items() if False}",
+        tests=(RECONCILER + "one_that_does_not_answer_in_a_list_stays_its_runs_gpu",),
+    ),
+    Mutant(
+        name="what-another-driver-runs-is-set-by-the-old-record",
+        invariant="4, C3",
+        file="node/intake.py",
+        old="        elif gpu.driver_lost:",
+        new="        elif False:",
+        tests=(RECONCILER + "while_a_driver_is_loaded_anew_nothing_is_counted_twice",),
+    ),
+    Mutant(
+        name="a-set-that-surely-failed-stays-on-record",
+        invariant="4",
+        file="node/sets.py",
+        old="            current_mw=undo.current_mw,\n",
+        new="",
+        tests=(RECONCILER + "a_set_that_surely_failed_leaves_nothing_of_ours_behind",),
     ),
     Mutant(
         name="a-library-that-does-not-come-up-is-waited-for",

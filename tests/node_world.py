@@ -189,11 +189,12 @@ class World:
             infos, failures = now(self.devices.list_devices())
         except DeviceError as error:
             return m.DevicesUnavailable(error=str(error))
+        there = {info.uuid for info in infos}  # gres.conf leads to what NVML lists
         return m.DevicesListed(
             devices=infos,
             failures=failures,
             journal={info.uuid: self.entry_of(info.uuid) for info in infos},
-            positions=self.positions,
+            positions={place: uuid for place, uuid in self.positions.items() if uuid in there},
             driver_start=self.driver_start,
             map_fault=self.map_fault,
         )
@@ -213,10 +214,9 @@ class World:
     def check_set(self, action: m.SetLimit, before: Iterable[m.Action]) -> None:
         """Called before the device is asked."""
         uuid, cap_mw = action.uuid, action.cap_mw
-        entry = self.journal[uuid]
-        assert isinstance(entry, JournalEntry), "set without a readable journal entry"
         # A cap waits for the disk, a restore does not: it may lead to a prior limit that is not written down yet.
-        entry = self.unwritten.get(uuid, entry)
+        entry = self.unwritten.get(uuid, self.journal.get(uuid))
+        assert isinstance(entry, JournalEntry), "set without a readable journal entry"
         assert cap_mw <= entry.prior_mw, "set above the prior limit"
         said = [a.fields for a in before if isinstance(a, m.Audit) and a.event == "set"]
         assert any(f["uuid"] == uuid and f["cap_mw"] == cap_mw for f in said), "set without its audit record"
@@ -226,7 +226,9 @@ class World:
             assert entry.current_mw == cap_mw and cap_mw in entry.issued_mw, "set before its journal entry"
             self.issued[uuid].add(cap_mw)
         assert cap_mw <= self.most_allowed_mw(uuid, entry.prior_mw), "set above the plan in force"
-        if cap_mw > self.devices.gpus[uuid].requested_mw + 1000:
+        pending = self.state.gpus[uuid].pending  # what stood there when it was last read, too
+        before_mw = 0 if pending is None or pending.before_mw is None else pending.before_mw
+        if cap_mw > max(self.devices.gpus[uuid].requested_mw, before_mw) + 1000:
             assert self.raise_is_due(), "raised after a restart without a plan or the known schedule"
 
     def most_allowed_mw(self, uuid: GpuId, prior_mw: int) -> int:

@@ -263,3 +263,19 @@ def test_one_that_only_does_not_answer_in_a_list_keeps_its_last_safe_state() -> 
     world.advance(5 * S)
     assert world.devices.calls.count("list") > count
     assert [gpu.ceiling_mw for gpu in world.reports[-1].gpus] == [250_000, 250_000]
+
+
+def test_one_that_does_not_answer_in_a_list_stays_its_runs_gpu() -> None:
+    """Else its run would pass for one without a GPU, and the GPU be parked under it."""
+    world = World(2).start()
+    run = world.begin_job(1, 0)
+    world.window(200_000, {run: 500_000})
+    world.advance(2 * S)
+    world.devices.fail("list", DeadlineError("hangs", uuid="GPU-0"))
+    world.devices.fail("set", DeadlineError("hangs", uuid="GPU-0"), times=1)
+    world.window(200_000, {run: 600_000})
+    world.advance(8 * S)
+    assert world.devices.calls.count("list") > 1
+    assert world.reports[-1].runs[0].gpus == ("GPU-0",)
+    assert world.requested() == [600_000, 200_000]
+    assert not any(cap_mw == 200_000 for uuid, cap_mw in world.devices.sets if uuid == "GPU-0")

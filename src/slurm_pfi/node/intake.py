@@ -175,7 +175,9 @@ def devices_listed(turn: Turn, event: DevicesListed) -> None:
     first = not turn.state.listed
     turn.change(
         gpus={uuid: known[uuid] for uuid in (*old, *listed)},  # reports keep their order
-        positions=event.positions,
+        # One that does not answer stays where it was: its run must not pass for a run without a GPU.
+        positions={place: uuid for place, uuid in turn.state.positions.items() if uuid in missing}
+        | event.positions,
         driver_start=event.driver_start,
         listed=True,
         listing=False,
