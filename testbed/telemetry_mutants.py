@@ -59,6 +59,31 @@ TELEMETRY_MUTANTS: Final = (
         tests=ACTIVITY,
     ),
     Mutant(
+        name="who-keeps-activity-off-its-baseline-is-followed",
+        invariant="progress is believed as far as telemetry agrees",
+        file="controller/activity.py",
+        old="        free.clock_mhz is None\n        or",
+        new="        ",
+        tests=ACTIVITY,
+    ),
+    Mutant(
+        name="runs-on-several-nodes-are-never-judged",
+        invariant="progress is believed as far as telemetry agrees",
+        file="controller/measured.py",
+        old=" or pace.from_ns < record.paced_ns - OVERLAP_NS:\n        return record\n",
+        new=":\n        return record\n    if pace.from_ns < record.paced_ns - OVERLAP_NS:\n"
+        "        return replace(record, paced_ns=pace.to_ns)\n",
+        tests=ACTIVITY,
+    ),
+    Mutant(
+        name="slow-files-make-a-liar",
+        invariant="progress is believed as far as telemetry agrees",
+        file="elasticity/proxy.py",
+        old="        if tensor.value <= least:\n",
+        new="        if False:\n",
+        tests=ACTIVITY,
+    ),
+    Mutant(
         name="what-a-shared-gpu-does-is-one-runs-work",
         invariant="7",
         file="controller/activity.py",

@@ -32,6 +32,7 @@ class MadeUpRun:
 
     With ``activity_s`` its GPUs tell so often what they do: of the cycles of full work a share of ``tensor`` is the
     tensor pipes' (None: they do not tell it), and the clock falls as the rate does to the power of 1 / ``clock_bound``.
+    ``other_node_s``: half of its GPUs are on another node, which reads so much later.
     """
 
     seed: int = 0
@@ -46,6 +47,7 @@ class MadeUpRun:
     activity_noise: float = 0.01
     tensor: float | None = 0.4
     clock_bound: float = 1.0
+    other_node_s: float | None = None
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -62,6 +64,7 @@ class MadeUpRun:
         self._asked_s = self.now_s
         self._tensor_mhz_s = self._clock_mhz_s = 0.0
         self.pace: Pace | None = None
+        self._paces: list[Pace] = []
 
     def run(
         self,
@@ -111,7 +114,24 @@ class MadeUpRun:
             tensor_mhz=None if self.tensor is None else self._tensor_mhz_s / asked_s * error,
             clock_mhz=self._clock_mhz_s / asked_s * self._noise.gauss(1, self.activity_noise / 2),
         )
+        self._paces.append(self.pace)
         self._asked_s, self._tensor_mhz_s, self._clock_mhz_s = self.now_s, 0.0, 0.0
+
+    def _of_both_nodes(self) -> Pace | None:
+        """The last reading of this node beside that of the other, which did the same at each moment."""
+        if self.other_node_s is None or self.pace is None:
+            return self.pace
+        later_ns = round(self.other_node_s * NS)
+        other = next((p for p in reversed(self._paces) if p.to_ns + later_ns <= self.now_s * NS), None)
+        if other is None:
+            return None
+        tensors = [one for one in (self.pace.tensor_mhz, other.tensor_mhz) if one is not None]
+        return Pace(
+            from_ns=min(self.pace.from_ns, other.from_ns + later_ns),
+            to_ns=max(self.pace.to_ns, other.to_ns + later_ns),
+            tensor_mhz=sum(tensors) / len(tensors) if tensors else None,
+            clock_mhz=min(self.pace.clock_mhz or 0.0, other.clock_mhz or 0.0) or None,
+        )
 
     def sample(self, cap_mw: int | None, draw_mw: int, *, slowed: bool = False) -> Sample:
         late_s = self.random.uniform(0, self.jitter_s)
@@ -128,6 +148,6 @@ class MadeUpRun:
             counter_ns=None if self.told is None else now_ns - round(age_s * NS),
             unit=self.unit,
             node="n1",
-            pace=self.pace,
+            pace=self._of_both_nodes(),
             slowed=slowed,
         )

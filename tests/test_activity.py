@@ -187,6 +187,57 @@ def test_without_tensor_work_only_a_loss_beyond_the_clock_is_contradicted() -> N
     assert not lying(0.93, clock_bound=0.5, tensor=None).record.disputed, "its clock fell by more than that"
 
 
+@pytest.mark.parametrize("speed", [0.95, 0.85])
+def test_files_that_became_slow_under_a_cap_contradict_nobody_and_are_no_loss_by_it(speed: float) -> None:
+    run = MadeUpRun(activity_s=ACTIVITY_S)
+    run.run(90)
+    record = run.run(180, CAP_W, speed=speed)
+    assert not record.disputed
+    assert losses(record) == [pytest.approx(TRUE_LOSS, abs=0.012)], "no more than the clock lost"
+
+
+@pytest.mark.parametrize("activity_s", [None, ACTIVITY_S])
+def test_no_counter_is_so_absurd_that_it_stops_the_controller(activity_s: float | None) -> None:
+    """The greatest and the least that a job can tell, as a ratio, are no number."""
+    lie = Lie(1e10)
+    run = MadeUpRun(
+        lie=lambda counter: lie(counter) if lie.capped else counter * 1e-320, activity_s=activity_s
+    )
+    run.run(90)
+    lie.capped, lie.true = True, run.true
+    record = run.run(60, CAP_W)
+    assert losses(record) == []
+    assert record.doubt
+    assert len(record.doubt + record.disputed) < 200
+
+
+@pytest.mark.parametrize("offset_s", [0.2, 2.5, 4.0])
+def test_nodes_that_read_activity_at_different_times_are_judged_too(offset_s: float) -> None:
+    """Each reading of one comes beside an older one of the other; together they cover all but gaps of none."""
+    run = lying(1 / 1.05, other_node_s=offset_s)
+    assert run.record.disputed
+    levels = run.record.levels
+    assert [level.tensor.seconds / level.seconds > 0.75 for level in levels] == [True] * len(levels)
+    assert not lying(1.0, other_node_s=offset_s).record.disputed
+
+
+def test_a_counter_that_keeps_activity_off_its_baseline_is_not_followed() -> None:
+    """It stalls for a moment in each reading without a cap, so that nothing could be held against it later."""
+    run = MadeUpRun(lie=(lie := Lie(1.0)), activity_s=ACTIVITY_S)
+    lie.capped = True
+    for _ in range(25):
+        lie.factor = 1.0
+        run.run(2)
+        lie.factor = 0.1
+        run.run(2)
+    free = run.record.level(None)
+    assert run.record.seen
+    assert free is not None
+    assert not free.tensor.count
+    lie.factor = 1 / 1.05
+    assert losses(run.run(60, CAP_W)) == []
+
+
 def test_other_tensor_work_under_the_cap_contradicts_nobody() -> None:
     """It changed its work in the very moment of the cap: nothing is known of its loss, nothing held against it."""
     run = MadeUpRun(activity_s=ACTIVITY_S)

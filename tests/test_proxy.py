@@ -76,7 +76,15 @@ def test_other_work_than_without_the_cap_tells_nothing() -> None:
     assert estimate(Ratio(0.7, NOISE), clock) is None
     assert estimate(Ratio(1.2, NOISE), clock) is None
     assert not judge(Ratio(0.92, NOISE), Ratio(0.7, NOISE), clock).why
-    assert judge(Ratio(0.7, NOISE), Ratio(0.7, NOISE), clock).why, "nothing loses more than the clock"
+    assert judge(Ratio(0.7, NOISE), Ratio(0.8, NOISE), clock).why, "nothing loses more than the clock"
+
+
+@pytest.mark.parametrize("kept", [0.5, 0.7, 0.86, 0.9])
+def test_a_job_that_waits_for_something_else_than_its_gpus_is_no_liar(kept: float) -> None:
+    """Slow files or a slow network: its tensor pipes lost as much as it says, more than the clock. No cap's loss."""
+    found = judge(Ratio(kept, NOISE), Ratio(kept * 1.01, NOISE), Ratio(0.9, CLOCK_SD))
+    assert not found.why
+    assert found.share == pytest.approx(0.9)
 
 
 def test_without_telemetry_the_counter_is_taken_at_its_word() -> None:

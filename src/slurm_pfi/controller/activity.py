@@ -105,8 +105,19 @@ def judged(level: Level, free: Level | None, *, disputed: bool = False) -> Judge
 
 
 def unjudged(level: Level, free: Level | None) -> bool:
-    """Whether activity will tell of this level, but does not yet: until then its counter is not followed."""
-    return free is not None and _by_tensor(free) and _tensor(level, free) is None
+    """Whether activity will tell of this level, but does not yet: until then its counter is not followed.
+
+    Nor is it before activity has told of the level without a cap: a counter that stalls in each reading keeps it off.
+    """
+    if free is None:
+        return False
+    if (
+        free.clock_mhz is None
+        or level.clock_mhz is None
+        or (free.tensor.count and free.tensor.rate_sd is None)
+    ):
+        return True
+    return _by_tensor(free) and _tensor(level, free) is None
 
 
 def lost_by_activity(record: Record) -> Estimated | None:
@@ -139,7 +150,8 @@ def _told(level: Level, free: Level) -> Ratio | None:
     rate_sd, base_sd = level.rate_sd, free.rate_sd
     if rate is None or not base or rate_sd is None or base_sd is None:
         return None
-    return Ratio(rate / base, hypot(rate_sd, base_sd))
+    share = rate / base
+    return Ratio(share, hypot(rate_sd, base_sd)) if isfinite(share) else None
 
 
 def _by_tensor(free: Level) -> bool:

@@ -186,11 +186,11 @@ def _drawn(
 def _paced(record: Record, sample: Sample) -> Record:
     """What its GPUs did, if that was all at one cap and not in a stall; with a counter it waits for that to say so."""
     pace, heard = sample.pace, record.heard
-    if pace is None or pace.to_ns <= record.paced_ns:
+    # Nodes read at different times. One whose reading is new beside old ones of others has most of it in already.
+    if pace is None or pace.to_ns <= record.paced_ns or pace.from_ns < record.paced_ns - OVERLAP_NS:
         return record
-    begun_ns = max(record.changed_ns + SETTLE_NS, record.stalled_ns, record.paced_ns - OVERLAP_NS)
     record = replace(record, paced_ns=pace.to_ns)
-    if not record.cap_known or pace.from_ns < begun_ns:
+    if not record.cap_known or pace.from_ns < max(record.changed_ns + SETTLE_NS, record.stalled_ns):
         return record
     seconds = (pace.to_ns - pace.from_ns) / NS_PER_S
     tensor_s = 0.0 if pace.tensor_mhz is None else seconds

@@ -294,10 +294,10 @@ class Record(Frozen, frozen=True, kw_only=True):
         least = 1 - LOST_ANYWAY - LOST_BY_DRAW * reduction
         if least <= share <= MOST_GAINED or (rate_sd := level.rate_sd) is None:
             return ""
-        margin = SURE_SD * hypot(self.baseline_sd, rate_sd) * share
-        if share - margin > MOST_GAINED:
-            return f"its counter rose {share:.2f} times as fast under a cap as without one"
-        if share + margin < least:
+        margin = SURE_SD * hypot(self.baseline_sd, rate_sd)
+        if share * (1 - margin) > MOST_GAINED:
+            return f"its counter rose {share:.3g} times as fast under a cap as without one"
+        if share * (1 + margin) < least:
             return f"its counter fell by {100 * (1 - share):.0f} % while its draw fell by {100 * reduction:.0f} %"
         return ""
 

@@ -173,7 +173,13 @@ def index_of(
     The library's default is that of GRID_W whatever the GPU: it belongs to no GPU model.
     """
     draw_mw = view.record.mean_draw_mw
-    if gpus and draw_mw is not None and not view.shares and view.record.measured and knowledge.is_learned(view.run):
+    if (
+        gpus
+        and draw_mw is not None
+        and not view.shares
+        and view.record.measured
+        and knowledge.is_learned(view.run)
+    ):
         learned = knowledge.pfi(view.run, gpus[0].model, draw_mw, grid_of(gpus))
         if (
             learned is not None

@@ -41,9 +41,9 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """``share`` of the baseline throughput to go by, its relative ``sd``, and why the told one is not believed, else "".
+    """``share`` of the baseline throughput to go by, its relative ``sd``, and ``why`` the told one is not believed.
 
-    ``sd`` of a told share is its noise; of one by activity the error of the model is in it.
+    ``why`` is empty where it is. ``sd`` of a told share is its noise; of one by activity the model's error is in it.
     """
 
     share: float
@@ -69,11 +69,16 @@ def judge(told: Ratio, tensor: Ratio | None, clock: Ratio | None) -> Judged:
     """What to go by: what is told as far as activity agrees, else what activity says.
 
     What is told within the tolerance is not disputed, but followed only within MODEL_SD of what activity says: else
-    every job would do well to lie up to the tolerance.
+    every job would do well to lie up to the tolerance. Where the tensor pipes, too, lost more than the clock did, the
+    job waited for something else than its GPUs: no lie, but no cap's loss either.
     """
     shown = estimate(tensor, clock)
+    if tensor is not None and clock is not None and _agree(told, tensor):
+        least = min(clock.value, 1.0)
+        if tensor.value <= least:
+            return Judged(min(max(told.value, least), least * (1 + MODEL_SD)), hypot(told.sd, CLOCK_SD))
     if tensor is not None and shown is not None:
-        if abs(told.value - shown.value) <= shown.value * _reach(told.sd, tensor.sd):
+        if _agree(told, Ratio(shown.value, tensor.sd)):
             near = min(max(told.value, shown.value * (1 - MODEL_SD)), shown.value * (1 + MODEL_SD))
             return Judged(near, told.sd)
         why = f"{_percent(told.value)} by its counter, {_percent(shown.value)} by its activity"
@@ -84,9 +89,13 @@ def judge(told: Ratio, tensor: Ratio | None, clock: Ratio | None) -> Judged:
     return Judged(told.value, told.sd)
 
 
+def _agree(told: Ratio, shown: Ratio) -> bool:
+    return abs(told.value - shown.value) <= shown.value * _reach(told.sd, shown.sd)
+
+
 def _reach(*sds: float) -> float:
     return TOLERANCE + SURE_SD * hypot(*sds)
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:.1f} %" if share < 10 else f"{100 * share:.3g} %"
