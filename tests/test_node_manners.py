@@ -174,6 +174,25 @@ def _runtime(folder: Path, log: Log, devices: MemoryGpuDevices | None = None) ->
     return Runtime(settings(), paths=paths, hardware=hardware, log=log, leave_restorer=lambda at_ns: None)
 
 
+def test_sockets_that_could_not_be_had_at_start_are_opened_later(site: LoneNode) -> None:
+    """Else a disk that was full at start takes the red button away for as long as the agent lives."""
+    text = site.config.read_text().replace("[slurm]", 'metrics = "unix"\n[slurm]')
+    site.config.write_text(f"{text}[times]\nrescan_s = 1\n")
+    site.paths.folder.mkdir(parents=True)
+    places = (site.paths.control, site.paths.progress, site.paths.metrics)
+    for place in places:
+        place.write_text("in the way")
+    site.start()
+    wait_for(lambda: site.log.read_text().count("is not a socket") >= 3, "each said")
+    assert site.ask("status").returncode == 3
+    for place in places:
+        place.unlink()
+    wait_for(lambda: all(place.is_socket() for place in places), "opened")
+    done = site.ask("status", "--json")
+    assert done.returncode == 0, done.stderr
+    assert not any("socket" in fault for fault in json.loads(done.stdout)["faults"])
+
+
 class _Deaf:
     """A controller that is there and reads nothing."""
 

@@ -53,6 +53,11 @@ class ControlServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._by_uid: Counter[int] = Counter()
 
+    @property
+    def listening(self) -> bool:
+        """Whether it was started."""
+        return self._listener is not None
+
     async def start(self) -> None:
         """Listen. Raises SocketInUseError when another instance does, SocketError when the place is not safe."""
         self._listener = listen(self._path, mode=self._mode)

@@ -112,7 +112,6 @@ class Agent:
         self._watch_jobs()
         self._read_jobs()
         await self._open_sockets()
-        self._open_metrics()
         self._tasks = [asyncio.create_task(self._client.run()), asyncio.create_task(self._rescan())]
         period_s = watchdog_period_s()
         if period_s is not None:
@@ -136,21 +135,26 @@ class Agent:
         return summary(self.runtime.state, time.monotonic_ns())
 
     async def _open_sockets(self) -> None:
-        try:
-            await self._control.start()
-            self.runtime.feed(FaultChanged(what="control", text=""))
-        except SocketError as error:
-            self.runtime.feed(
-                FaultChanged(what="control", text=f"slurm-pfi node release will not work: {error}")
-            )
-        try:
-            self._progress.open()
-        except SocketError as error:
-            self.runtime.feed(FaultChanged(what="progress", text=f"jobs cannot report progress: {error}"))
+        """Those that are not open: at start, and again while a full disk or another process is in the way."""
+        if not self._control.listening:
+            fault = ""
+            try:
+                await self._control.start()
+            except SocketError as error:
+                fault = f"slurm-pfi node release will not work: {error}"
+            self.runtime.feed(FaultChanged(what="control", text=fault))
+        if not self._progress.listening:
+            fault = ""
+            try:
+                self._progress.open()
+            except SocketError as error:
+                fault = f"jobs cannot report progress: {error}"
+            self.runtime.feed(FaultChanged(what="progress", text=fault))
+        self._open_metrics()
 
     def _open_metrics(self) -> None:
         where = self._config.node.metrics
-        if where == "off":
+        if where == "off" or self._metrics is not None:
             return
         from .metrics import exposition
         from .scrape import MetricsServer
@@ -159,6 +163,7 @@ class Agent:
         try:
             server.start()
             self._metrics = server
+            self.runtime.feed(FaultChanged(what="metrics", text=""))
             self._log.info("metrics", at=self._paths.metrics if where == "unix" else where)
         except SocketError as error:
             self.runtime.feed(FaultChanged(what="metrics", text=f"Prometheus cannot read metrics: {error}"))
@@ -200,6 +205,7 @@ class Agent:
             await asyncio.sleep(self._config.times.rescan_s)
             self._log.tell_repeated()
             self.runtime.save_again()
+            await self._open_sockets()
             if self._watch is not None:
                 with contextlib.suppress(OSError):
                     self._watch.watch(self._paths.jobs)

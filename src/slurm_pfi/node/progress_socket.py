@@ -177,20 +177,24 @@ class ProgressSocket:
         if self._shared is not None:
             self._adjust()
 
+    @property
+    def listening(self) -> bool:
+        """Whether it was opened."""
+        return self._shared is not None
+
     def open(self) -> None:
         """Bind. Raises SocketError when something other than a dead socket of ours lies there."""
         if self._path.is_symlink() or (self._path.exists() and not self._path.is_socket()):
             raise SocketError(f"{self._path} exists and is not a socket; it is left alone: move it away")
+        check_folder(self._folder)
         try:
             # Whoever holds the node's lock owns these names: a socket that lies there was left behind.
-            self._path.unlink(missing_ok=True)
+            for path in (self._path, *self._folder.iterdir()):
+                if path.is_socket():
+                    path.unlink()
             self._shared = Inlet(self._path, None, self._take_shared, self._drop)
         except OSError as error:
             raise SocketError(f"cannot listen at {self._path}: {error.strerror or error}") from error
-        check_folder(self._folder)
-        for path in self._folder.iterdir():
-            if path.is_socket():
-                path.unlink()
         self._adjust()
 
     def close(self) -> None:
