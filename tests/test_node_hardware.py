@@ -1,4 +1,4 @@
-"""Slurm's files may lie on a server that is gone: what is asked of them holds up nothing that is asked of GPUs."""
+"""What the core is told of GPUs when files do not answer, or tell of another start of the driver."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slurm_pfi.gpu.device import DeviceSample
 from slurm_pfi.gpu.identity import HostIdentity
+from slurm_pfi.gpu.journal import Journal, JournalEntry
 from slurm_pfi.gpu.memory import MemoryGpu, MemoryGpuDevices
 from slurm_pfi.node import hardware as hardware_module
 from slurm_pfi.node import messages as m
@@ -88,3 +90,34 @@ def test_gpus_are_listed_while_slurms_files_do_not_answer(
         assert "no answer" in listed.map_fault
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("found_mw", "boot_id", "ours"),
+    [(200_000, "b", True), (700_000, "b", False), (333_000, "b", False), (200_000, "earlier", False)],
+)
+def test_a_cap_that_stands_after_another_start_of_the_driver_is_still_ours(
+    tmp_path: Path, found_mw: int, boot_id: str, ours: bool
+) -> None:
+    """The agent set it again before it knew of the restart: with its record gone, nobody would take it away."""
+    entry = JournalEntry(
+        uuid="GPU-0",
+        prior_mw=650_000,
+        issued_mw=(200_000,),
+        current_mw=200_000,
+        run="",
+        boot_id=boot_id,
+        driver_start="1",
+        how="read",
+    )
+    Journal(tmp_path / "journal", boot_id, "1").write(entry)
+    hardware = Hardware(
+        devices=MemoryGpuDevices([MemoryGpu(uuid="GPU-0", minor=0, index=0, requested_mw=found_mw)]),
+        journal_folder=tmp_path / "journal",
+        identity=lambda: HostIdentity(boot_id="b", driver_start="2"),
+        gres_files=dict,
+    )
+    listed = asyncio.run(hardware.look())
+    assert isinstance(listed, m.DevicesListed)
+    known = listed.journal["GPU-0"]
+    assert known == (msgspec.structs.replace(entry, driver_start="2") if ours else None)

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from ..gpu.device import DeviceError, DeviceFailure, DeviceInfo, GpuDevices, LostError
+import msgspec
+
+from ..gpu.device import DeviceError, DeviceFailure, DeviceInfo, DeviceLimits, GpuDevices, LostError
 from ..gpu.identity import HostIdentity, IdentityError
 from ..gpu.journal import Journal, JournalEntry, JournalError, Missing, Stale, Unreadable
 from ..gpu.mapping import Unresolved, resolve
 from ..model import GpuId
 from .messages import DevicesFreed, DevicesListed, DevicesUnavailable, Sampled, SetDone, SetFailed
+from .state import near
 
 IN_DOUBT = frozenset({"DeadlineError", "LibraryGoneError", "UnknownDeviceError"})
 LASTING = frozenset({"PermissionDeniedError", "UnsupportedError"})
@@ -133,7 +136,7 @@ class Hardware:
         """What the journal says of each GPU, and what it says of GPUs that are not listed."""
         try:
             self.journal = Journal(self.journal_folder, identity.boot_id, identity.driver_start)
-            entries = {info.uuid: _entry(self.journal, info.uuid) for info in infos}
+            entries = {info.uuid: _entry(self.journal, info, identity) for info in infos}
             return entries, self.journal.sweep(entries)
         except JournalError as error:
             return {info.uuid: str(error) for info in infos}, ()
@@ -165,11 +168,23 @@ def _unlisted(
     )
 
 
-def _entry(journal: Journal, uuid: GpuId) -> JournalEntry | str | None:
-    match journal.read(uuid):
+def _entry(journal: Journal, info: DeviceInfo, identity: HostIdentity) -> JournalEntry | str | None:
+    match journal.read(info.uuid):
         case JournalEntry() as entry:
             return entry
         case Unreadable() as unreadable:
             return unreadable.reason
+        case Stale(entry=entry) if entry.boot_id == identity.boot_id and _stands(entry, info.limits):
+            return msgspec.structs.replace(entry, driver_start=identity.driver_start)
         case Missing() | Stale():
             return None  # limits of another boot or driver start died with it
+
+
+def _stands(entry: JournalEntry, limits: DeviceLimits) -> bool:
+    """Whether the cap of an entry is on the device all the same.
+
+    It was set again before the driver's restart was seen, or the sign of a restart misled us. Without its record it
+    would stay for ever.
+    """
+    found_mw = limits.requested_mw
+    return entry.current_mw is not None and near(found_mw, entry.current_mw) and found_mw != limits.default_mw
