@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from slurm_pfi.gpu.device import DeadlineError, LostError
+from slurm_pfi.gpu.device import DeadlineError, LibraryGoneError, LostError
 from slurm_pfi.gpu.journal import JournalEntry
 from slurm_pfi.model import Plan, PlanId, PlanStep, Run
 from slurm_pfi.node import messages as m
@@ -78,6 +78,18 @@ class NodeMachine(RuleBasedStateMachine):
     def somebody_else_writes(self, uuid: str, cap_mw: int) -> None:
         self.world.devices.write_foreign(uuid, cap_mw)
         self.foreign.setdefault(uuid, set()).add(cap_mw)
+
+    @rule(uuid=UUIDS, nanoseconds=SECONDS)
+    def a_gpu_is_lost_and_reset(self, uuid: str, nanoseconds: int) -> None:
+        self.world.devices.gpus[uuid].lost = True
+        self.world.advance(nanoseconds)
+        self.world.devices.reset(uuid)
+        self.foreign.setdefault(uuid, set()).add(self.world.devices.gpus[uuid].default_mw)
+
+    @rule(uuid=UUIDS, operation=st.sampled_from(["list", "sample"]), gone=st.booleans())
+    def a_device_does_not_answer(self, uuid: str, operation: Any, gone: bool) -> None:
+        kind = LibraryGoneError if gone else DeadlineError
+        self.world.devices.fail(operation, kind("no answer", uuid=uuid), times=2)
 
     # ---------------------------------------------------------------------------------------------------- jobs
 
