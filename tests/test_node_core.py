@@ -174,6 +174,36 @@ def test_a_lowering_that_overtakes_a_raise_is_acknowledged_only_when_that_cannot
     assert len(world.said("readback")) == count + 1
 
 
+def test_a_lowering_to_a_new_value_that_overtakes_a_raise_is_acknowledged_once_it_is_in_force() -> None:
+    world = World(1).start()
+    run = world.begin_job(1, 0)
+    world.window(200_000, {run: 300_000})
+    world.advance(S)
+    world.devices.effect_delay_ns = 300 * MS
+    world.window(200_000, {run: 600_000})
+    world.advance(50 * MS)
+    world.window(200_000, {run: 400_000})
+    world.advance(200 * MS)
+    assert world.reports[-1].gpus[0].ceiling_mw == 600_000
+    world.advance(200 * MS)
+    assert world.devices.gpus["GPU-0"].enforced_mw == 400_000
+    assert world.reports[-1].gpus[0].ceiling_mw == 400_000, "the raise came before it"
+
+
+def test_of_three_overtaking_sets_a_value_seen_before_acknowledges_nothing() -> None:
+    world = World(1).start()
+    run = world.begin_job(1, 0)
+    world.window(200_000, {run: 300_000})
+    world.advance(S)
+    world.devices.effect_delay_ns = 300 * MS
+    for cap_mw in (400_000, 600_000, 400_000):
+        world.window(200_000, {run: cap_mw})
+        world.advance(40 * MS)
+    world.advance(200 * MS)
+    assert world.devices.gpus["GPU-0"].enforced_mw == 400_000, "that of the first"
+    assert world.reports[-1].gpus[0].ceiling_mw == 600_000
+
+
 def test_a_lowering_that_does_not_come_into_force_is_a_fault() -> None:
     world = World(1).start()
     world.devices.effect_delay_ns = 10 * S

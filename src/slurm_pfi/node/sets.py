@@ -78,12 +78,20 @@ def settle(turn: Turn, gpu: Gpu) -> None:
     if pending is None or not pending.settling or gpu.enforced_mw is None:
         return
     if gpu.overtaken_mw > pending.cap_mw + TOLERANCE_MW:
-        return  # limits may come into force in the order of their sets: the earlier raise may be still to come
+        if not _is_new(gpu, gpu.enforced_mw, pending):
+            return
+        gpu = turn.change_gpu(gpu.uuid, overtaken_mw=0)
     in_force = _took_effect(gpu.enforced_mw, pending)
     if in_force and not pending.raises:
         in_force = _draw_follows(turn, gpu, pending)
     if in_force:
         settled(turn, gpu)
+
+
+def _is_new(gpu: Gpu, enforced_mw: int, pending: Pending) -> bool:
+    """Whether only this set can have made the limit what it is. Limits come into force in the order of their sets, so
+    what was there before it may yet be followed by a raise that it overtook."""
+    return near(enforced_mw, pending.cap_mw) and not any(near(enforced_mw, mw) for mw in gpu.earlier_mw)
 
 
 def _took_effect(enforced_mw: int, pending: Pending) -> bool:

@@ -91,7 +91,9 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     ``issued_mw`` holds every cap that we issued in this boot, so that none is ever taken for a prior limit.
     ``confirmed``: ``current_mw`` was read back. ``doubt_mw``: a value whose set failed in a way that may still
     have done it. ``overtaken_mw``: a raise whose effect was still awaited when a lowering followed; until the given
-    instant it may yet come into force for a moment. ``blocked`` says why the GPU must not be touched at all.
+    instant it may yet come into force for a moment. ``earlier_mw``: the limits that the device may show until then:
+    another one is that of the lowering, and tells that the raise is over. ``blocked`` says why the GPU must not be
+    touched at all.
     ``settable`` False: no limit can be set. ``persistence``: unless it is True the limit may fall to the default.
     ``undo``: a set failed, and comes off the record once the device shows that it changed nothing. ``made_mw``: what
     a coarse board has made of ``current_mw``. ``fell_mw``: where the limit fell to by itself. ``lost_mw``: caps whose
@@ -125,6 +127,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     doubt_mw: int | None = None
     overtaken_mw: int = 0
     overtaken_until_ns: int = 0
+    earlier_mw: tuple[int, ...] = ()
     failures: int = 0
     retry_at_ns: int = 0
     reapply_at_ns: int = 0

@@ -127,6 +127,9 @@ class Turn:
         unconfirmed_mw = None if gpu.pending is None else gpu.pending.before_mw
         before_mw = max((mw for mw in (gpu.requested_mw, unconfirmed_mw) if mw is not None), default=None)
         before = gpu.pending
+        shown = (gpu.enforced_mw, None if before is None else before.cap_mw)
+        earlier = () if before is None else gpu.earlier_mw
+        gpu = self.change_gpu(gpu.uuid, earlier_mw=(*earlier, *(mw for mw in shown if mw is not None)))
         if before is not None and before.raises and ask.cap_mw < before.cap_mw:
             gpu = self.change_gpu(
                 gpu.uuid,
