@@ -74,14 +74,14 @@ def _replaced(turn: Turn, gpu: Gpu, pending: Pending, found_mw: int) -> Gpu:
 
 def settle(turn: Turn, gpu: Gpu) -> None:
     """Whether the limit that the device took is in force."""
-    pending = gpu.pending
-    if pending is None or not pending.settling or gpu.enforced_mw is None:
+    pending, enforced_mw = gpu.pending, gpu.enforced_mw
+    if pending is None or not pending.settling or enforced_mw is None:
         return
     if gpu.overtaken_mw > pending.cap_mw + TOLERANCE_MW:
-        if not _is_new(gpu, gpu.enforced_mw, pending):
+        if not _is_new(gpu, enforced_mw, pending):
             return
         gpu = turn.change_gpu(gpu.uuid, overtaken_mw=0)
-    in_force = _took_effect(gpu.enforced_mw, pending)
+    in_force = _took_effect(enforced_mw, pending)
     if in_force and not pending.raises:
         in_force = _draw_follows(turn, gpu, pending)
     if in_force:
