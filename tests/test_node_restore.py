@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_pfi.gpu.device import DeviceFailure, DeviceInfo, DeviceLimits, LostError
+from slurm_pfi.gpu.device import DeviceFailure, DeviceInfo, DeviceLimits, LibraryGoneError, LostError
 from slurm_pfi.gpu.identity import HostIdentity
 from slurm_pfi.gpu.journal import Journal, JournalEntry, JournalError
 from slurm_pfi.gpu.memory import MemoryGpu, MemoryGpuDevices
@@ -51,11 +51,11 @@ class Rig:
         for uuid in devices.gpus:
             self.journal.write(entry(uuid))
 
-    def restore(self) -> Restored:
+    def restore(self, identity: HostIdentity = IDENTITY) -> Restored:
         hardware = Hardware(
             devices=self.devices,
             journal_folder=self.folder / "journal",
-            identity=lambda: IDENTITY,
+            identity=lambda: identity,
             gres_files=dict,
         )
         audit = AuditLog(self.folder / "audit.jsonl", actor="node:n1")
@@ -75,6 +75,24 @@ class Rig:
     def current(self) -> list[int | None]:
         entries = (self.journal.read(uuid) for uuid in self.devices.gpus)
         return [entry.current_mw for entry in entries if isinstance(entry, JournalEntry)]
+
+
+def test_a_cap_that_outlived_another_start_of_the_driver_goes_too(tmp_path: Path) -> None:
+    """The sign of a driver's start may mislead; a cap that stands is ours, and nobody else would take it away."""
+    rig = Rig(tmp_path, MemoryGpuDevices(boards()))
+    rig.devices.write_foreign("GPU-1", 333_000)
+    rig.devices.reset("GPU-2")
+    restored = rig.restore(HostIdentity(boot_id=IDENTITY.boot_id, driver_start="d2"))
+    assert restored.done == ["GPU-0", "GPU-3"]
+    assert rig.requested() == [650_000, 333_000, 700_000, 650_000]
+
+
+def test_a_driver_that_is_gone_took_the_caps_of_its_time_along(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, MemoryGpuDevices(boards()))
+    rig.devices.fail("list", LibraryGoneError("no driver"))
+    assert rig.restore(HostIdentity(boot_id=IDENTITY.boot_id, driver_start="unknown")) == Restored()
+    with pytest.raises(LibraryGoneError):
+        rig.restore()
 
 
 class HangsOnceListed(MemoryGpuDevices):

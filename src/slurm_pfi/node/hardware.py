@@ -174,17 +174,21 @@ def _entry(journal: Journal, info: DeviceInfo, identity: HostIdentity) -> Journa
             return entry
         case Unreadable() as unreadable:
             return unreadable.reason
-        case Stale(entry=entry) if entry.boot_id == identity.boot_id and _stands(entry, info.limits):
-            return msgspec.structs.replace(entry, driver_start=identity.driver_start)
-        case Missing() | Stale():
-            return None  # limits of another boot or driver start died with it
+        case Stale() as stale:
+            return still_standing(stale, info.limits, identity)
+        case Missing():
+            return None
 
 
-def _stands(entry: JournalEntry, limits: DeviceLimits) -> bool:
-    """Whether the cap of an entry is on the device all the same.
+def still_standing(stale: Stale, limits: DeviceLimits, identity: HostIdentity) -> JournalEntry | None:
+    """The entry, as one of now, where its cap is on the device though the driver has started anew; else None.
 
-    It was set again before the driver's restart was seen, or the sign of a restart misled us. Without its record it
-    would stay for ever.
+    It was set again before the restart was seen, or the sign of a restart misled us: without its record it would stay
+    for ever. Else limits of another driver start died with it, and always those of another boot.
     """
-    found_mw = limits.requested_mw
-    return entry.current_mw is not None and near(found_mw, entry.current_mw) and found_mw != limits.default_mw
+    entry, found_mw = stale.entry, limits.requested_mw
+    if entry.boot_id != identity.boot_id or entry.current_mw is None or found_mw == limits.default_mw:
+        return None
+    if not near(found_mw, entry.current_mw):
+        return None
+    return msgspec.structs.replace(entry, driver_start=identity.driver_start)

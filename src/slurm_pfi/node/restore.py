@@ -10,10 +10,10 @@ from typing import Final
 import msgspec
 
 from ..gpu.device import DeviceError, DeviceInfo, DeviceLimits, DeviceSample
-from ..gpu.journal import Journal, JournalEntry, JournalError, Unreadable
+from ..gpu.journal import Journal, JournalEntry, JournalError, Stale, Unreadable
 from ..model import GpuId
 from ..store.audit import AuditLog
-from .hardware import Hardware
+from .hardware import Hardware, still_standing
 from .limits import Rest, Set, Wanted, decide, first_sight
 from .state import near
 
@@ -46,14 +46,25 @@ async def restore_all(hardware: Hardware, audit: AuditLog, why: str) -> Restored
     journal = Journal(hardware.journal_folder, identity.boot_id, identity.driver_start)
     result = Restored()
     entries: list[JournalEntry] = []
+    stale: dict[GpuId, Stale] = {}
     for uuid, read in journal.read_all().items():
         if isinstance(read, Unreadable):
             result.unreadable[uuid] = f"journal entry unreadable: {read.reason}"
         elif isinstance(read, JournalEntry) and read.current_mw is not None:
             entries.append(read)
-    if not entries:
+        elif isinstance(read, Stale):
+            stale[uuid] = read
+    if not entries and not stale:
         return result
-    infos, failures = await hardware.devices.list_devices()
+    try:
+        infos, failures = await hardware.devices.list_devices()
+    except DeviceError:
+        if entries:
+            raise
+        return result  # the driver that held these limits is gone
+    for found in infos:
+        if found.uuid in stale and (entry := still_standing(stale[found.uuid], found.limits, identity)):
+            entries.append(entry)
     ours = {entry.uuid for entry in entries}
     result.failed.update({failure.uuid: failure.message for failure in failures if failure.uuid in ours})
     work = _Work(hardware, journal, audit, result, why)
