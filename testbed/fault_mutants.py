@@ -126,7 +126,7 @@ FAULT_MUTANTS: Final = (
         name="accepted-is-in-force",
         invariant="fault 13",
         file="node/sets.py",
-        old="    in_force = _took_effect(gpu.enforced_mw, pending)\n",
+        old="    in_force = _took_effect(enforced_mw, pending)\n",
         new="    in_force = True\n",
         tests=(LIMITS + "13_takes_effect_late",),
     ),
