@@ -129,6 +129,9 @@ def test_a_plan_too_long_for_a_log_line_is_refused() -> None:
     assert not made.window(200_000, {RUN: 300_000}, reason="x" * 100_000)
     assert "reason" in made.said("plan_refused")[-1]["reason"]
     assert len(made.said("plan_refused")[-1]["reason"]) < 200
+    assert not made.window(200_000, node="x" * 100_000)
+    assert len(made.said("plan_refused")[-1]["reason"]) <= 1000
+    assert len(made.reports[-1].refused) < 1100
 
 
 def test_refused_plans_reach_the_controller_with_their_reason(site: LoneNode) -> None:

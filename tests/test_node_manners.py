@@ -492,10 +492,13 @@ def test_a_plan_saved_later_holds_the_timers_command_back(site: LoneNode, record
 
 # The process is left to outlive the one that started it.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+@pytest.mark.parametrize("log_fits", [True, False])
 def test_where_systemd_refuses_a_process_waits_and_the_log_says_so(
-    site: LoneNode, recorder: Path, capsys: pytest.CaptureFixture[str]
+    site: LoneNode, recorder: Path, capsys: pytest.CaptureFixture[str], *, log_fits: bool
 ) -> None:
     site.paths.prepare()
+    if not log_fits:  # as on a full disk
+        site.paths.restorer_log.mkdir()
     (recorder / "refuse").touch()
     restorer.leave(
         _config(site), "n1", site.paths, time.monotonic_ns() + 600_000_000_000, Log(prefixed=False)

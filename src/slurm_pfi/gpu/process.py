@@ -113,7 +113,10 @@ class NvmlProcess(asyncio.Protocol):
     @classmethod
     async def launch(cls, environment: Mapping[str, str] | None) -> NvmlProcess:
         """Start it; then wait until it is ``ready``. Raises LibraryGoneError when it cannot be started."""
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise LibraryGoneError(f"the NVML process cannot be started: {error}", asked=False) from error
         command = [sys.executable, "-I", "-m", "slurm_pfi.gpu.child", str(os.getpid())]
         end = theirs.fileno()
         whole = None if environment is None else dict(environment)

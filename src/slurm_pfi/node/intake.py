@@ -19,7 +19,7 @@ from .messages import (
     Sampled,
     SavePlan,
 )
-from .plan import MAX_NUMBER, HeldPlan, malformed, refusal
+from .plan import MAX_NUMBER, MAX_REASON, HeldPlan, malformed, refusal
 from .sets import count_reverted, landed_late, noticed, resolved, settle, tell_readback
 from .state import Gpu, SeenRun, State, near
 from .telemetry import NOTHING_READ, Bounds, over_cap, taken
@@ -49,7 +49,7 @@ def plan_read(turn: Turn, event: PlanRead) -> None:
 
 def plan_received(turn: Turn, plan: Plan) -> None:
     """Hold it, or say why not."""
-    reason = refusal(turn.state, plan, turn.now_ns)
+    reason = refusal(turn.state, plan, turn.now_ns)[:MAX_REASON]  # it may hold text of the plan
     turn.report_soon()
     if reason:
         epoch, seq = (max(-MAX_NUMBER, min(number, MAX_NUMBER)) for number in (plan.id.epoch, plan.id.seq))

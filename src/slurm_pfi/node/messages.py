@@ -52,10 +52,9 @@ class DevicesUnavailable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilesRead:
-    """Every job file that is valid. ``ignored`` counts the others."""
+    """Every job file that is valid."""
 
     files: tuple[JobFile, ...]
-    ignored: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Final, get_args
+from typing import IO, Final, get_args
 
 import msgspec
 
@@ -66,12 +66,15 @@ def leave(config: Config, node: str, paths: NodePaths, at_ns: int, log: Log) -> 
             fault=fault,
             check=f"after {in_s:.0f} s: slurm-pfi node status, or slurm-pfi node release",
         )
-    with paths.restorer_log.open("ab") as file:
+    with contextlib.ExitStack() as stack:
+        stderr: IO[bytes] | int = subprocess.DEVNULL
+        with contextlib.suppress(OSError):  # a full disk: it restores without a log
+            stderr = stack.enter_context(paths.restorer_log.open("ab"))
         waiting = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=file,
+            stderr=stderr,
             start_new_session=True,
             cwd="/",
         )
