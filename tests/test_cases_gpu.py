@@ -14,6 +14,11 @@ from pathlib import Path
 import pytest
 
 from slurm_pfi.gpu.device import LibraryGoneError
+from slurm_pfi.gpu.identity import HostIdentity
+from slurm_pfi.gpu.memory import MemoryGpu, MemoryGpuDevices
+from slurm_pfi.gpu.rights import may_set_limits
+from slurm_pfi.node.hardware import Hardware
+from slurm_pfi.node.messages import DevicesListed
 from slurm_pfi.units import parse_power_mw
 from testbed import gpus
 from testbed.gpu_faults import plant
@@ -71,6 +76,27 @@ def test_c1_no_right_is_found_at_start_without_trying(site: LoneNode) -> None:
             assert all(one.draw_mw for one in commander.reports[-1].gpus), "it goes on for its telemetry"
 
     asyncio.run(story())
+
+
+def test_c1_a_process_without_the_right_says_so_at_its_first_list(tmp_path: Path) -> None:
+    """Root in a container, a unit with DynamicUser: no capability, and nothing is tried to find that out."""
+    status = tmp_path / "status"
+    status.write_text("Name:\tx\nCapEff:\t00000000a80425fb\n")  # what a container's root has by default
+    assert not may_set_limits(status)
+    status.write_text("CapEff:\t000001ffffffffff\n")
+    assert may_set_limits(status)
+    devices = MemoryGpuDevices([MemoryGpu(uuid="GPU-0", minor=0, index=0)])
+    hardware = Hardware(
+        devices=devices,
+        journal_folder=tmp_path / "journal",
+        identity=lambda: HostIdentity(boot_id="b", driver_start="d"),
+        gres_files=dict,
+        may_set=False,
+    )
+    listed = asyncio.run(hardware.look())
+    assert isinstance(listed, DevicesListed)
+    assert listed.devices[0].capabilities.settable is False
+    assert devices.sets == []
 
 
 def test_c1_no_right_is_found_by_the_first_set(site: LoneNode) -> None:

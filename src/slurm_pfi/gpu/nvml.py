@@ -9,9 +9,7 @@ The limit is set with the first version of the call. ``nvmlDeviceSetPowerManagem
 
 from __future__ import annotations
 
-import os
 import time
-from pathlib import Path
 from typing import Final
 
 import pynvml
@@ -47,8 +45,8 @@ from .power import (
     PowerReader,
     module_scope,
 )
+from .rights import may_set_limits
 
-_CAP_SYS_ADMIN: Final = 21
 _MOST_CLOCK_MHZ: Final = 10_000
 _NOTHING_ACTIVE: Final = Shares(0.0, 0.0, 0.0)
 
@@ -299,14 +297,7 @@ def _capabilities(board: _Board, reader: Reader) -> Capabilities:
 
 
 def _settable(board: _Board, reader: Reader) -> bool | None:
-    """Whether the limit can be set, found without setting it. Without root's rights only a set would tell."""
+    """Whether the limit can be set, found without setting it. Without the right to, only a set would tell."""
     if board.refused or reader.get("nvmlDeviceGetPowerManagementMode") == pynvml.NVML_FEATURE_DISABLED:
         return False
-    return True if os.geteuid() == 0 or _has_capability(_CAP_SYS_ADMIN) else None
-
-
-def _has_capability(number: int) -> bool:
-    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-        if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) >> number & 1)
-    return False
+    return True if may_set_limits() else None

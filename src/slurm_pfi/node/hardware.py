@@ -48,6 +48,7 @@ class Hardware:
 
     ``gres_files`` gives the device file of each position in gres.conf, or a text that says why it cannot.
     ``map_sign`` is cheap and differs when positions may lead elsewhere than at the last listing. Threads call both.
+    ``may_set`` False: the driver will take no limit from this process, which is said without trying.
     ``may_replace``, set by who knows, says whether a process that serves GPUs may be replaced for one that hangs.
     """
 
@@ -57,6 +58,7 @@ class Hardware:
     gres_files: Callable[[], dict[int, str] | str]
     journal: Journal | None = None
     map_sign: Callable[[], object] = lambda: None
+    may_set: bool = True
     may_replace: Callable[[], bool] = lambda: True
     _listed_with: object = None
 
@@ -81,7 +83,7 @@ class Hardware:
         entries, lost = self._entries(infos, identity)
         positions, map_fault = _positions(files, infos)
         return DevicesListed(
-            devices=infos,
+            devices=infos if self.may_set else tuple(map(_not_settable, infos)),
             failures=(*failures, *_unlisted(lost, failures)),
             journal=entries,
             positions=positions,
@@ -140,6 +142,11 @@ class Hardware:
             return entries, self.journal.sweep(entries)
         except JournalError as error:
             return {info.uuid: str(error) for info in infos}, ()
+
+
+def _not_settable(info: DeviceInfo) -> DeviceInfo:
+    capabilities = msgspec.structs.replace(info.capabilities, settable=False)
+    return msgspec.structs.replace(info, capabilities=capabilities)
 
 
 def _positions(files: dict[int, str] | str, infos: tuple[DeviceInfo, ...]) -> tuple[dict[int, GpuId], str]:

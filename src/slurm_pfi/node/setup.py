@@ -14,6 +14,7 @@ from ..config import Config
 from ..gpu.identity import HostIdentity, read_identity
 from ..gpu.mapping import slices_sign
 from ..gpu.remote import RemoteGpuDevices
+from ..gpu.rights import may_set_limits
 from ..slurm.gres import GresError
 from ..slurm.gresconf import gpu_files
 from ..slurm.slurmd import ask_slurmd
@@ -35,6 +36,7 @@ def make_hardware(config: Config, node: str, paths: NodePaths) -> Hardware:
         identity=lambda: identity_of(config, node),
         gres_files=lambda: gres_files(config, node),
         map_sign=lambda: map_sign(config),
+        may_set=config.simulated or may_set_limits(),
     )
     return hardware
 
