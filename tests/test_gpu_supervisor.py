@@ -226,6 +226,51 @@ def test_a_call_held_back_was_never_asked(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
+def test_a_set_that_is_stuck_in_the_driver_keeps_its_device_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another process reads there is no last word: the set may be done after it. Stopped and not to be killed
+    stands for a process that is stuck in the kernel."""
+
+    async def test() -> None:
+        async with opened(tmp_path, back_off_s=SOON_S) as (devices, node, uuids):
+            await devices.list_devices()
+            first = devices.pid
+            assert first is not None
+            node.fault(SETTER, FaultKind.HANG, gpu=0, count=1)
+            with pytest.raises(DeadlineError):
+                await devices.set_limit(uuids[0], 600_000)
+            monkeypatch.setattr("subprocess.Popen.kill", lambda popen: None)
+            os.kill(first, signal.SIGSTOP)
+
+            async def replaced() -> bool:
+                told = await devices.sample(uuids)
+                return devices.pid != first and kinds(told)[1:] == ["ok"] * 3
+
+            await until(replaced, "another process serves the others")
+
+            async def known_to_be_stuck() -> bool:
+                (told,) = await devices.sample(uuids[:1])
+                return isinstance(told, DeviceFailure) and f"(pid {first})" in told.message
+
+            await until(known_to_be_stuck, "the process that does not end")
+            infos, failures = await devices.list_devices()
+            assert [info.uuid for info in infos] == list(uuids[1:])
+            assert [failure.uuid for failure in failures] == [uuids[0]]
+            with pytest.raises(DeadlineError, match="may still be done") as caught:
+                await devices.set_limit(uuids[0], 200_000)
+            assert not caught.value.asked
+            monkeypatch.undo()
+            os.kill(first, signal.SIGKILL)
+
+            async def back() -> bool:
+                return kinds(await devices.sample(uuids[:1])) == ["ok"]
+
+            await until(back, "the device, once that process has ended")
+
+    asyncio.run(test())
+
+
 def test_when_every_device_hangs_the_process_is_replaced_at_once(tmp_path: Path) -> None:
     async def test() -> None:
         async with opened(tmp_path, back_off_s=LONG_S) as (devices, node, uuids):
@@ -292,6 +337,7 @@ def test_the_guilty_is_tried_again_beside_and_comes_back(tmp_path: Path) -> None
             node.fault(READ, FaultKind.CRASH, gpu=2)
             await devices.sample(uuids)
             assert kinds(await devices.sample(uuids)) == ["ok", "ok", "LibraryGoneError", "ok"]
+            assert kinds(await devices.sample(uuids[:1])) == ["ok"]  # there is a process again
             pid = devices.pid
             tries = node.faults_fired()
 

@@ -162,9 +162,9 @@ class NvmlProcess(asyncio.Protocol):
         return {call.ask.lane for call in self._in_flight.values() if call.late}
 
     @property
-    def hangs_in_set(self) -> bool:
-        """Whether a set hangs, which may still come into force."""
-        return any(call.ask.sets and call.late for call in self._in_flight.values())
+    def late_sets(self) -> set[str]:
+        """Lanes in which a set hangs, which may still come into force."""
+        return {call.ask.lane for call in self._in_flight.values() if call.ask.sets and call.late}
 
     def ask(self, asks: Iterable[Ask], deadline_s: float) -> list[asyncio.Future[Outcome]]:
         """Send these calls at once. Each future gets its outcome, at the deadline at the latest: DeadlineError."""

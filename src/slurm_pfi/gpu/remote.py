@@ -78,7 +78,10 @@ class RemoteGpuDevices:
                 error = outcome
                 failures.append(_failure(error, where=f"device {index} of {count}: "))
             elif isinstance(outcome, Reply) and outcome.info is not None:
-                infos.append(outcome.info)
+                if stuck := self._supervisor.stuck_set(outcome.info.uuid):
+                    failures.append(_failure(stuck))
+                else:
+                    infos.append(outcome.info)
                 self._uuid_at[places[index]] = outcome.info.uuid
         if isinstance(error, LibraryGoneError) and not infos:
             raise error

@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ..model import GpuId
 from .backoff import BackOff
 from .device import DeadlineError, DeviceError, LibraryGoneError
 from .process import Ask, NvmlProcess, Outcome
@@ -77,6 +78,7 @@ class Supervisor:
         self._all_hung = False
         self._troubles: dict[str, _Trouble] = {}
         self._stuck: list[NvmlProcess] = []
+        self._stuck_sets: dict[str, NvmlProcess] = {}
         self._others: set[NvmlProcess] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -95,7 +97,9 @@ class Supervisor:
         together, apart = [], []
         for place, ask in enumerate(asks):
             trouble = self._troubles.get(ask.lane)
-            if trouble is not None and trouble.held:
+            if stuck := self.stuck_set(ask.device):
+                outcomes[place] = stuck
+            elif trouble is not None and trouble.held:
                 outcomes[place] = self._refuse(ask, trouble)
             elif trouble is not None and trouble.suspects(ask):
                 apart.append(place)
@@ -112,6 +116,15 @@ class Supervisor:
                 else:
                     (outcomes[place],) = await self._send([asks[place]])
         return [outcomes[place] for place in range(len(asks))]
+
+    def stuck_set(self, uuid: GpuId) -> DeadlineError | None:
+        """Why nothing of a device counts: a set is stuck in the driver, and may be done after whatever is read now."""
+        process = self._stuck_sets.get(uuid)
+        if process is None or process.has_ended:
+            self._stuck_sets.pop(uuid, None)
+            return None
+        why = f"a set is stuck in the driver (pid {process.pid}) and may still be done; reboot this node"
+        return DeadlineError(f"{uuid}: {why}", uuid=uuid, asked=False)
 
     async def release(self) -> None:
         """End every process: that lets go of all handles. The next call starts anew and blames nobody."""
@@ -306,13 +319,13 @@ class Supervisor:
             return
         self._others.add(old)
         letting_go = self._run(self._let_go(old, _LINGER_S))
-        if old.hangs_in_set:  # before it is gone, its set may come into force after a newer one
+        if old.late_sets:  # before it is gone, its set may come into force after a newer one
             await asyncio.wait([letting_go])
 
     async def _let_go(self, process: NvmlProcess, patience_s: float) -> None:
         """End a process that serves no more. One killed inside a call may leave the calls of others hanging."""
         await process.drained()
-        if not process.hangs_in_set:
+        if not process.late_sets:
             await process.comes_back(patience_s)
         await self._end(process)
 
@@ -330,10 +343,12 @@ class Supervisor:
 
     async def _end(self, process: NvmlProcess, why: str = "") -> None:
         """End it; remember it if even the kernel cannot."""
+        late_sets = process.late_sets
         gone = await (process.kill(why) if why else process.kill() if process.late_lanes else process.end())
         self._others.discard(process)
         if not gone:
             self._stuck.append(process)
+            self._stuck_sets.update(dict.fromkeys(late_sets, process))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
