@@ -387,6 +387,18 @@ def test_a_cap_whose_record_was_lost_never_becomes_the_prior_that_the_controller
     assert world.requested() == [700_000]
 
 
+def test_a_quick_reading_says_nothing_of_gpus_that_it_did_not_ask() -> None:
+    world = World(2).start()
+    state = msgspec.structs.replace(
+        world.state,
+        gpus={uuid: msgspec.structs.replace(gpu, read_ns=0) for uuid, gpu in world.state.gpus.items()},
+    )
+    state, _ = step(state, m.Sampled(samples=(), quick=True), world.now_ns)
+    assert [ceiling_mw(gpu) for gpu in state.gpus.values()] == [700_000, 700_000]
+    state, _ = step(state, m.Sampled(samples=()), world.now_ns)
+    assert [ceiling_mw(gpu) for gpu in state.gpus.values()] == [None, None]
+
+
 def test_a_limit_above_the_prior_that_the_controller_told_is_somebody_elses() -> None:
     world = World(1)
     world.devices.write_foreign("GPU-0", 600_000)

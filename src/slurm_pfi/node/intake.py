@@ -263,7 +263,7 @@ def sampled(turn: Turn, event: Sampled) -> None:
     """Take readings in; one that failed or is missing keeps the last safe state for a while, then all is unknown."""
     turn.change(**({"quick_sampling": False} if event.quick else {"sampling": False}))
     told = {sample.uuid for sample in event.samples}
-    for known in tuple(turn.state.gpus.values()):
+    for known in () if event.quick else tuple(turn.state.gpus.values()):  # a quick one asks only some
         if known.uuid not in told and turn.now_ns - known.read_ns > turn.state.settings.response_ns:
             _unread(turn, known, "its readings do not come", gone=False)
     for sample in event.samples:
