@@ -262,6 +262,41 @@ def test_who_joins_two_gpus_of_different_caps_raises_none_before_others_are_know
     assert made.limit_w("n1", "A") >= made.floor_w("low") - 1
 
 
+def test_one_whose_need_does_not_fit_keeps_nobody_else_from_a_shared_gpu() -> None:
+    """All slices of a board would stay empty for the first job on it that allows nothing."""
+    made = newcomer("none", 800)
+    made.flex[THIRD] = "high"
+    made.boards["n1"]["A"] = (RUN, OTHER, THIRD)
+    made.hear("n1")
+    for run in (RUN, OTHER, THIRD):
+        made.identify(run)
+    made.turn()
+    assert [made.site.state.runs[run].phase for run in (OTHER, THIRD)] == ["waiting", "admitted"]
+    assert made.total_w() <= 800
+    told = what_if(
+        made.site.state, made.site.config, made.site.core.science, Target(limit_mw=800 * W), made.site.now_ns
+    )
+    assert told.waiting == (str(OTHER),)
+    made.site.limit(1000)
+    made.turn()
+    assert made.site.state.runs[OTHER].phase == "admitted"
+    assert made.limit_w("n1", "A") == PRIOR_W
+
+
+def test_one_whose_need_does_not_fit_keeps_nobody_else_from_a_free_gpu() -> None:
+    made = Boards({"n1": {"A": (), "B": ()}})
+    made.site.limit(850)
+    made.turn()
+    made.flex |= {RUN: "none", OTHER: "high"}
+    made.boards["n1"]["A"] = (RUN, OTHER)
+    made.hear("n1")
+    made.identify(RUN)
+    made.identify(OTHER)
+    made.turn()
+    assert [made.site.state.runs[run].phase for run in (RUN, OTHER)] == ["waiting", "admitted"]
+    assert made.total_w() <= 850
+
+
 def test_two_that_wait_on_one_gpu_come_in_one_after_the_other() -> None:
     made = Boards({"n1": {"A": (), "B": ()}})
     made.site.limit(1200)
@@ -295,6 +330,59 @@ def test_a_new_controller_waits_for_slurms_word_on_who_shares() -> None:
     again.cycle()
     caps = {cap.run: cap.cap_mw for cap in again.plans("n1")[-1].steps[0].caps}
     assert caps[RUN] == PRIOR_W * W
+
+
+def restarted(limit_w: int, limits_w: Mapping[str, int], flex: Mapping[Run, str]) -> Site:
+    """A new controller that finds RUN and OTHER on A and THIRD on B, at these limits, in a window."""
+    again = Site(nodes=1, gpus=2)
+    times = structs.replace(again.config.times, start_settle_s=30.0)
+    again.core = replace(again.core, config=structs.replace(again.config, times=times))
+    again.limit(limit_w)
+    gpus = (gpu("A", RUN, OTHER, limit_w=limits_w["A"]), gpu("B", THIRD, limit_w=limits_w["B"]))
+    runs = tuple(
+        RunReport(run=r, uid=1000, flex=f, gpus=("B",) if r == THIRD else ("A",)) for r, f in flex.items()
+    )
+    again.hear("n1", *gpus, runs=runs)
+    again.cycle()
+    return again
+
+
+@pytest.mark.parametrize("none_first", [True, False])
+def test_a_new_controller_takes_from_no_sharer_what_it_had_though_the_limit_is_infeasible(
+    none_first: bool,
+) -> None:
+    flex = {RUN: "none", OTHER: "high", THIRD: "high"}
+    if not none_first:
+        flex |= {RUN: "high", OTHER: "none"}
+    again = restarted(900, {"A": PRIOR_W, "B": 491}, flex)
+    for run, word in flex.items():
+        again.identify(run, "n1", partition="urgent" if word == "none" else "main")
+    again.cycle()
+    caps = {cap.run: cap.cap_mw for cap in again.plans("n1")[-1].steps[0].caps}
+    assert caps[RUN] == caps[OTHER] == PRIOR_W * W
+    assert {view.phase for view in again.state.runs.values()} == {"admitted"}
+
+
+def test_a_new_controller_lets_nobody_in_who_has_not_its_floor_on_a_shared_gpu() -> None:
+    flex = {RUN: "none", OTHER: "high", THIRD: "high"}
+    again = restarted(1150, {"A": 500, "B": 500}, flex)
+    for run, word in flex.items():
+        again.identify(run, "n1", partition="urgent" if word == "none" else "main")
+    again.cycle()
+    assert again.state.runs[RUN].phase == "waiting"
+    assert again.state.window is not None
+    assert again.state.window.shortfall_mw == 0
+
+
+def test_a_new_controller_waits_for_no_word_on_a_run_that_slurm_does_not_know() -> None:
+    again = restarted(1400, {"A": PRIOR_W, "B": 500}, {RUN: "high", OTHER: "high", THIRD: "high"})
+    for run in (RUN, THIRD):
+        again.identify(run, "n1")
+    again.cycle()
+    assert not again.plans("n1")
+    again.tell(cs.JobRead(run=OTHER, job=None))
+    again.cycle()
+    assert again.plans("n1")
 
 
 # ------------------------------------------------------------------------------------------------ nothing is measured

@@ -26,15 +26,32 @@ def gpus_of(run: RunView) -> set[GpuKey]:
 
 def grouped(views: Iterable[RunView]) -> list[list[RunView]]:
     """The runs that hang together by shared GPUs, directly or by others between; most are alone. In the order given."""
+    known = list(views)
+    first: dict[GpuKey, int] = {}
+    links: list[tuple[int, int]] = []
+    for number, view in enumerate(known):
+        for name, uuids in view.gpus.items():
+            for uuid in uuids:
+                other = first.setdefault((name, uuid), number)
+                if other != number:
+                    links.append((other, number))
+    if not links:
+        return [[view] for view in known]
+    to = list(range(len(known)))
+
+    def head(number: int) -> int:
+        while to[number] != number:
+            to[number] = to[to[number]]
+            number = to[number]
+        return number
+
+    for pair in links:
+        low, high = sorted(head(number) for number in pair)
+        to[high] = low
     members: dict[int, list[RunView]] = {}
-    group_of: dict[GpuKey, int] = {}
-    for number, view in enumerate(views):
-        met = sorted({group_of[key] for key in gpus_of(view) if key in group_of})
-        group = met[0] if met else number
-        members[group] = [*(one for other in met for one in members.pop(other)), view]
-        for one in members[group] if len(met) > 1 else (view,):
-            group_of.update(dict.fromkeys(gpus_of(one), group))
-    return [members[number] for number in sorted(members)]
+    for number, view in enumerate(known):
+        members.setdefault(head(number), []).append(view)
+    return list(members.values())
 
 
 def shared_runs(state: State) -> frozenset[Run]:
@@ -55,6 +72,11 @@ def shared_runs(state: State) -> frozenset[Run]:
 def confirmed(view: RunView) -> bool:
     """Whether Slurm has said that this run is there, and nothing since has put that in doubt."""
     return view.job is not None and view.read_due_ns is None and not view.reading
+
+
+def answered(view: RunView) -> bool:
+    """Whether Slurm has had its word on this run: that it is there, or that it is not, or not here."""
+    return view.phase in ("gone", "refused") or confirmed(view)
 
 
 # --------------------------------------------------------------------------------------------- nothing is measured

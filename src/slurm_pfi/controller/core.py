@@ -8,10 +8,10 @@ from functools import singledispatchmethod
 import msgspec
 
 from ..config import Config
-from ..model import Report, Run, RunReport
+from ..model import Flex, Report, Run, RunReport
 from ..slurm.backend import JobInfo
 from .announce import admitted_fields
-from .boards import confirmed, shares_now, unmeasured
+from .boards import answered, shares_now, unmeasured
 from .kinship import with_recalled
 from .learning import curves_learned, due_learning
 from .ledger import NS_PER_S, still_outstanding
@@ -30,6 +30,7 @@ from .runs import (
     was_raised,
 )
 from .science import Science
+from .shares import has_its_floor
 from .sound import refusal, sound
 from .state import (
     Action,
@@ -106,7 +107,7 @@ class Core:
         if now_ns - state.started_ns >= self.config.times.start_settle_s * NS_PER_S:
             return True
         heard = all(node.report is not None for node in state.nodes.values())
-        return heard and all(confirmed(view) for view in state.runs.values() if view.shares)
+        return heard and all(answered(view) for view in state.runs.values() if view.shares)
 
     def _ask_slurm(self, state: State, now_ns: int) -> Result:
         actions: list[Action] = []
@@ -278,7 +279,7 @@ class Core:
         flag = "" if view.flex_source == "comment" else view.user_flex
         flex, note, word, source = effective_flex(flag, job, self.config)
         phase = "waiting" if view.started_in_window and view.phase in ("new", "refused") else view.phase
-        if phase in ("new", "refused"):
+        if phase in ("new", "refused") or (phase == "waiting" and self._was_there(state, view, flex)):
             phase = "admitted"
         changed = phase != view.phase or flex != view.flex
         tag_due_ns = view.tag_due_ns
@@ -300,6 +301,15 @@ class Core:
         if phase == "admitted" and changed:
             told.append(Audit(event="admitted", fields=admitted_fields(view)))
         return view, told
+
+    def _was_there(self, state: State, view: RunView, flex: Flex) -> bool:
+        """Whether a new commander finds a run on shared GPUs that has its floor there: its predecessor let it in.
+
+        Else who of them was seen first would stand for all, and a limit below their floors take it from the others.
+        """
+        if state.planned or not view.shares:
+            return False
+        return has_its_floor(msgspec.structs.replace(view, flex=flex), state, self.config, self.science)
 
     @_on.register
     def _all_jobs(self, event: AllJobsRead, state: State, now_ns: int) -> Result:

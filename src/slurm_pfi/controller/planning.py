@@ -11,7 +11,7 @@ from ..store.limits import ScheduleStep, binding_ids, schedule
 from ..units import format_power
 from . import rebound
 from .announce import admission_audits, floor_audits, late_starters
-from .boards import gpus_of
+from .boards import GpuKey, gpus_of
 from .budget import Gpu, SiteView, gpus_on, look
 from .dispatch import Caps, CapsStep, dispatch
 from .ledger import STEP_MARGIN_S
@@ -214,9 +214,11 @@ def _safe_caps(state: State, site: SiteView, shares: Shares) -> Caps:
     if all(node.mode == "observe" for node in state.nodes.values()):
         return _targets(state, shares)
     parts: dict[tuple[int, str, int | None], list[Gpu]] = {}
-    for i, gpus in enumerate(shares.gpus):
+    for i, (runs, gpus) in enumerate(zip(shares.members, shares.gpus, strict=True)):
+        alone = state.runs[runs[0]].sent_mw if len(runs) == 1 else None
         for gpu in gpus:
-            parts.setdefault((i, gpu.node, _sent_mw(state, shares.members[i], gpu)), []).append(gpu)
+            last_mw = _sent_mw(state, runs, gpu) if alone is None else alone.get(gpu.node)
+            parts.setdefault((i, gpu.node, last_mw), []).append(gpu)
     of_runs = {gpu.key for gpus in shares.gpus for gpu in gpus}
     others_mw = sum(
         max(gpu.worst_mw, gpu.park_mw)
@@ -240,25 +242,27 @@ def _safe_caps(state: State, site: SiteView, shares: Shares) -> Caps:
         gpu.park_mw for gpus in shares.gpus for gpu in gpus
     )
     budget_mw = shares.budget_mw + shares.shortfall_mw + parked_mw - others_mw + constant_mw
-    of_gpu = {
-        gpu.key: cap_mw
-        for reached, cap_mw in zip(parts.values(), next_caps(held, budget_mw), strict=True)
-        for gpu in reached
-    }
+    made: Caps = {}
+    of_gpu: dict[GpuKey, int] = {}
+    for ((i, node, _), reached), cap_mw in zip(parts.items(), next_caps(held, budget_mw), strict=True):
+        if len(shares.members[i]) == 1:
+            made[shares.members[i][0], node] = cap_mw
+        else:
+            of_gpu.update((gpu.key, cap_mw) for gpu in reached)
     # A GPU stands at the highest cap of its runs: so each run has the lowest that any GPU of its may stand at now.
-    return {
-        (run, node): min(caps)
+    made.update(
+        ((run, node), min(caps))
         for runs in shares.members
+        if len(runs) > 1
         for run in runs
         for node, uuids in state.runs[run].gpus.items()
         if (caps := [of_gpu[node, uuid] for uuid in uuids if (node, uuid) in of_gpu])
-    }
+    )
+    return made
 
 
 def _sent_mw(state: State, runs: tuple[Run, ...], gpu: Gpu) -> int | None:
     """The highest cap that was sent last for this GPU, as one of these runs'; None if there was none."""
-    if len(runs) == 1:
-        return state.runs[runs[0]].sent_mw.get(gpu.node)
     views = (state.runs[run] for run in runs)
     here = (view for view in views if gpu.report.uuid in view.gpus.get(gpu.node, ()))
     sent = (view.sent_mw.get(gpu.node) for view in here)
@@ -269,6 +273,9 @@ def _targets(state: State, shares: Shares) -> Caps:
     """The cap that each run comes to on each of its nodes that a plan can reach."""
     targets: Caps = {}
     for runs, gpus, cap_mw in zip(shares.members, shares.gpus, shares.allocation.caps_mw, strict=True):
+        if len(runs) == 1:
+            targets.update(((runs[0], gpu.node), cap_mw) for gpu in gpus)
+            continue
         reached = {gpu.key for gpu in gpus}
         for run in runs:
             targets.update(((run, node), cap_mw) for node, _ in gpus_of(state.runs[run]) & reached)

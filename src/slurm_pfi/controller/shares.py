@@ -5,7 +5,7 @@ Runs that share GPUs ask together, as one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from msgspec import structs
@@ -19,13 +19,14 @@ from ..config import Config
 from ..elasticity.curve import FloatArray, IntArray
 from ..model import GpuReport, Run
 from ..store.limits import ScheduleStep
+from ..units import MW_PER_W
 from .boards import GpuKey, confirmed, gpus_of, grouped
 from .budget import Gpu, SiteView, commandable_gpus, gpus_on
 from .dispatch import Caps
 from .knowledge import Asked, HeldCut, Knowledge
 from .ledger import prior_of
 from .record import Record
-from .runs import demand_of
+from .runs import demand_of, run_gpus
 from .science import GRID_W, Science
 from .state import RunPhase, RunView, State
 
@@ -36,8 +37,9 @@ class Candidate:
 
     The same under every limit. ``members``: its runs, the one that it goes by in ``demand`` first; of one that is
     ``waiting``, the last is who waits, and ``joins`` names the groups (by their first) that have its GPUs and that
-    it becomes one with. ``gpus``: each board once. ``mean_draw_mw``: its baseline draw per GPU while it works; that of
-    the demand where none is known.
+    it becomes one with; ``claims`` are all GPUs that it would have or share, to which no other may come in the same
+    plan. ``gpus``: each board once. ``mean_draw_mw``: its baseline draw per GPU while it works; that of the demand
+    where none is known.
     """
 
     waiting: bool
@@ -48,6 +50,7 @@ class Candidate:
     floor_mw: int
     mean_draw_mw: int
     joins: tuple[Run, ...] = ()
+    claims: frozenset[GpuKey] = frozenset()
 
     @property
     def asked(self) -> Asked:
@@ -78,33 +81,33 @@ class Shares:
 def candidates(state: State, config: Config, science: Science, site: SiteView) -> tuple[Candidate, ...]:
     """Those who ask, the admitted first, then the others as they came.
 
-    A waiting run on GPUs of admitted ones asks for what both together need more. One at a time joins a group, and only
-    once Slurm has confirmed them all: the file of a run that ended may have stayed behind.
+    A waiting run on GPUs of admitted ones asks for what both together need more, and only once Slurm has confirmed
+    them all: the file of a run that ended may have stayed behind.
     """
     terms = _Terms(config, science, science.knowledge(state), site)
-    found: list[Candidate] = []
-    group_of: dict[GpuKey, int] = {}
     groups = grouped(sorted(_of_phase(state, "admitted"), key=_admission_order))
-    for number, views in enumerate(groups):
-        group_of.update((key, number) for view in views for key in gpus_of(view))
-        one = terms.candidate(views)
-        if one is not None:
-            found.append(one)
-    claimed: set[GpuKey] = set()
-    for view in sorted(_of_phase(state, "waiting"), key=_admission_order):
-        keys = gpus_of(view)
-        met = sorted({group_of[key] for key in keys if key in group_of})
+    found = [one for views in groups if (one := terms.candidate(views)) is not None]
+    if waiting := sorted(_of_phase(state, "waiting"), key=_admission_order):
+        found.extend(_joining(terms, groups, waiting))
+    return _indexed(found, terms.knowledge) if config.policy.name == "pfi" else tuple(found)
+
+
+def _joining(
+    terms: _Terms, groups: Sequence[list[RunView]], waiting: Sequence[RunView]
+) -> Iterator[Candidate]:
+    """Those who wait, each with the groups whose GPUs it has too."""
+    group_of = {key: number for number, views in enumerate(groups) for view in views for key in gpus_of(view)}
+    for view in waiting:
+        met = sorted({group_of[key] for key in gpus_of(view) if key in group_of})
         whole = [one for number in met for one in groups[number]]
-        keys.update(key for one in whole for key in gpus_of(one))
-        if not claimed.isdisjoint(keys) or not all(confirmed(one) for one in whole):
+        if not all(confirmed(one) for one in whole):
             continue
         joining = terms.candidate(
             [*whole, view], waiting=True, joins=tuple(groups[number][0].run for number in met)
         )
         if joining is not None:
-            claimed |= keys
-            found.append(joining)
-    return _indexed(found, terms.knowledge) if config.policy.name == "pfi" else tuple(found)
+            claims = frozenset(key for one in (*whole, view) for key in gpus_of(one))
+            yield replace(joining, claims=claims)
 
 
 def _of_phase(state: State, phase: RunPhase) -> list[RunView]:
@@ -129,6 +132,8 @@ def share(
 ) -> Shares:
     """Admit whom the budget of this limit step bears, and share it. Parked GPUs count at their park cap.
 
+    To GPUs that others have or wait for comes one at a time: the first whose need fits, as with GPUs of one's own.
+
     ``marginal`` goes as far from the equal cut as what was learned certifies. ``before``: the cut that is in force;
     while the need is much the same it stays until another one is worth the move.
     """
@@ -138,8 +143,11 @@ def share(
     hard_mw = None if step.emergency_mw is None else step.emergency_mw - beside_mw - parked_mw
 
     taken: dict[Run, Candidate] = {}
+    claimed: set[GpuKey] = set()
     floors_mw = 0
     for asks in asking:
+        if not claimed.isdisjoint(asks.claims):
+            continue
         joined = [taken[run] for run in asks.joins if run in taken]
         one = _together(asks, joined)
         more_mw = one.floor_mw - sum(old.floor_mw for old in joined)
@@ -153,6 +161,7 @@ def share(
         for old in joined:
             del taken[old.demand.run]
         taken[one.demand.run] = one
+        claimed |= asks.claims
 
     admitted = tuple(taken.values())
     demands = tuple(one.demand for one in admitted)
@@ -201,16 +210,28 @@ def _together(asks: Candidate, joined: Sequence[Candidate]) -> Candidate:
     return replace(asks, demand=demand, floor_mw=demand.gpus * _whole_watts_up(floor_mw))
 
 
+def has_its_floor(view: RunView, state: State, config: Config, science: Science) -> bool:
+    """Whether each of its GPUs stands at its floor or above, as it would be for a run of which nothing was seen."""
+    reports = run_gpus(view, state.nodes)
+    if not reports:
+        return False
+    least_mw = _of_stranger(view, reports, config, science).floor_mw - MW_PER_W
+    return all(gpu.enforced_mw is not None and gpu.enforced_mw >= least_mw for gpu in reports)
+
+
 def unreached_caps(state: State, config: Config, science: Science, site: SiteView) -> Caps:
     """Caps for admitted runs on GPUs that cannot be relied on: what was sent before, else their floor.
 
     Such GPUs are counted at their worst. A plan that came through all the same must not park the run.
     """
     caps: Caps = {}
+    lost = {gpu.node for gpu in site.gpus.values() if not gpu.commandable}
+    if not lost:
+        return caps
     terms = _Terms(config, science, science.knowledge(state), site)
     for views in grouped(_of_phase(state, "admitted")):
         for view in views:
-            for node in view.gpus:
+            for node in view.gpus.keys() & lost:
                 gpus = gpus_on(view, node, site)
                 if gpus and not any(gpu.commandable for gpu in gpus):
                     cap_mw = view.sent_mw.get(node)
@@ -259,17 +280,24 @@ class _Terms:
         """
         reports = [gpu.report for gpu in gpus]
         if len(views) == 1:
-            return self._demand(views[0], reports, self.knowledge)
-        strangers = (structs.replace(view, record=Record()) for view in views)
-        demands = [self._demand(view, reports, self.science.ignorance) for view in strangers]
+            return _demand(views[0], reports, self.config, self.science, self.knowledge)
+        demands = [_of_stranger(view, reports, self.config, self.science) for view in views]
         floor_mw = max(demand.floor_mw for demand in demands)
         return replace(demands[0], floor_mw=floor_mw, flex_none=any(demand.flex_none for demand in demands))
 
-    def _demand(self, view: RunView, reports: list[GpuReport], knowledge: Knowledge) -> RunDemand:
-        reduction = 0.0
-        if view.flex is not None:
-            reduction = knowledge.greatest_reduction(view.run, reports[0].model, view.flex.max_loss)
-        return demand_of(view, reports, self.science.mean, reduction, self.config.policy.draw_margin)
+
+def _of_stranger(view: RunView, reports: list[GpuReport], config: Config, science: Science) -> RunDemand:
+    """What it needs of these GPUs as a run of which nothing was seen."""
+    return _demand(structs.replace(view, record=Record()), reports, config, science, science.ignorance)
+
+
+def _demand(
+    view: RunView, reports: list[GpuReport], config: Config, science: Science, knowledge: Knowledge
+) -> RunDemand:
+    reduction = 0.0
+    if view.flex is not None:
+        reduction = knowledge.greatest_reduction(view.run, reports[0].model, view.flex.max_loss)
+    return demand_of(view, reports, science.mean, reduction, config.policy.draw_margin)
 
 
 def _admission_order(view: RunView) -> tuple[bool, int, Run]:
