@@ -9,6 +9,8 @@ from .mutant import Mutant
 MANNERS: Final = "tests/test_node_manners.py"
 SOCKETS: Final = "tests/test_cases_sockets.py"
 METRICS: Final = "tests/test_node_metrics.py"
+CORE: Final = "tests/test_node_core.py"
+HARDWARE: Final = "tests/test_node_hardware.py"
 
 MANNER_MUTANTS: Final = (
     Mutant(
@@ -139,5 +141,97 @@ MANNER_MUTANTS: Final = (
         old="            next(iter(self._tasks)).cancel()  # the oldest; a scrape lasts milliseconds\n",
         new="            return\n",
         tests=(METRICS,),
+    ),
+    Mutant(
+        name="a-cap-without-a-record-becomes-the-prior",
+        invariant="4",
+        file="node/intake.py",
+        old="            if gpu.requested_mw < prior_mw and not near(gpu.requested_mw, prior_mw):\n",
+        new="            if False:\n",
+        tests=(f"{CORE}::test_a_cap_whose_record_was_lost_never_becomes_the_prior_that_the_controller_told",),
+    ),
+    Mutant(
+        name="a-reading-that-never-comes-leaves-all-as-it-was",
+        invariant="2",
+        file="node/intake.py",
+        old="        if known.uuid not in told and",
+        new="        if False and",
+        tests=(f"{CORE}::test_a_gpu_that_no_reading_tells_of_becomes_unknown",),
+    ),
+    Mutant(
+        name="an-observe-plan-restores-nothing-after-a-restart",
+        invariant="3",
+        file="node/core.py",
+        old='    return state.held.plan.mode == "observe" or state',
+        new="    return state",
+        tests=(f"{CORE}::test_a_restart_under_a_plan_that_caps_nothing_ends_the_restores_that_were_due",),
+    ),
+    Mutant(
+        name="a-release-waits-for-a-driver-that-is-gone",
+        invariant="3",
+        file="node/core.py",
+        old='    if not state.listed and not (late and "nvml" in state.faults):\n',
+        new="    if not state.listed:\n",
+        tests=(f"{CORE}::test_release_lets_go_of_gpus_that_cannot_be_listed",),
+    ),
+    Mutant(
+        name="a-slow-gpu-is-never-heard",
+        invariant="2",
+        file="gpu/process.py",
+        old="        return None if too_little or",
+        new="        return None if True or",
+        tests=("tests/test_gpu_remote.py::test_a_device_that_is_always_slower_than_the_others_is_heard",),
+    ),
+    Mutant(
+        name="a-set-stuck-in-the-driver-is-forgotten",
+        invariant="2",
+        file="gpu/supervisor.py",
+        old="            self._stuck_sets.update(dict.fromkeys(late_sets, process))\n",
+        new="",
+        tests=(
+            "tests/test_gpu_supervisor.py::test_a_set_that_is_stuck_in_the_driver_keeps_its_device_unknown",
+        ),
+    ),
+    Mutant(
+        name="a-cap-of-an-earlier-driver-start-is-nobodys",
+        invariant="3",
+        file="node/hardware.py",
+        old="    return msgspec.structs.replace(entry, driver_start=identity.driver_start)\n",
+        new="    return None\n",
+        tests=(HARDWARE, "tests/test_node_restore.py"),
+    ),
+    Mutant(
+        name="files-of-slurm-hold-up-readings",
+        invariant="watchdog",
+        file="node/hardware.py",
+        old="            return self._listed_with != await self._sign.result(_SIGN_S)\n",
+        new="            return self._listed_with != self.map_sign()\n",
+        tests=(HARDWARE,),
+    ),
+    Mutant(
+        name="a-full-disk-stops-the-red-button",
+        invariant="3",
+        file="node/command.py",
+        old="        paths.released.touch()\n    except OSError as error:\n",
+        new="        paths.released.touch()\n    except ZeroDivisionError as error:\n",
+        tests=(
+            "tests/test_node_agent.py::test_release_without_an_agent_restores_though_nothing_can_be_written_down",
+        ),
+    ),
+    Mutant(
+        name="sockets-are-tried-once",
+        invariant="F5",
+        file="node/agent.py",
+        old="            self.runtime.save_again()\n            await self._open_sockets()\n",
+        new="            self.runtime.save_again()\n",
+        tests=(f"{MANNERS}::test_sockets_that_could_not_be_had_at_start_are_opened_later",),
+    ),
+    Mutant(
+        name="a-deaf-controller-is-shouted-at",
+        invariant="cost",
+        file="node/runtime.py",
+        old="        if self._resend is None:  #",
+        new="        if True:  #",
+        tests=(f"{MANNERS}::test_a_controller_that_does_not_read_costs_one_try_at_a_time",),
     ),
 )
