@@ -39,7 +39,7 @@ test: setup
 	$(PY) -m pytest -m "not cluster and not gpu" -n auto
 
 # Where there is an NVIDIA GPU: reads it through the agent's own code, writes nothing.
-hardware-checks: setup
+hardware-checks: $(VENV)/.ready
 	$(PY) -m pytest -q -s -m gpu tests/hardware
 
 test-callbacks: setup $(CALLBACKS)/.ready

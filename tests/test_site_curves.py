@@ -66,6 +66,8 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: str | None
     answer = CliRunner().invoke(root, ["--config", str(config_file), "config", "check"])
     assert answer.exit_code == 2
     assert str(path) in answer.output
+    asked = ["--config", str(config_file), "config", "check", "--for", "node"]
+    assert CliRunner().invoke(root, asked).exit_code == 0, "a node does not read that file"
 
 
 def test_config_check_says_which_curves_do_not_count(tmp_path: Path) -> None:

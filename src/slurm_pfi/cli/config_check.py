@@ -23,15 +23,22 @@ def config() -> None:
 
 @config.command("check")
 @click.option("--json", "as_json", is_flag=True, help="print the whole config as it is understood")
+@click.option(
+    "--for",
+    "daemon",
+    type=click.Choice(["node", "controller"]),
+    default="controller",
+    help="as which daemon would read it: a node does not read the files that the controller names",
+)
 @click.pass_context
-def check(context: click.Context, as_json: bool) -> None:
+def check(context: click.Context, as_json: bool, daemon: str) -> None:
     """Read the config as the daemons would, and say what is wrong with it."""
     read = site_config(context)
     try:
         nodes = declared_nodes(read)
     except ConfigNodesError as error:
         fail(f"{given_path(context)}: {error}", WRONG_USE)
-    if read.controller.curves is not None:
+    if daemon == "controller" and read.controller.curves is not None:
         _check_curves(read, context, to_stderr=as_json)
     if as_json:
         print_json(msgspec.to_builtins(read))

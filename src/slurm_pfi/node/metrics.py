@@ -45,7 +45,7 @@ _COUNTED: Final = (
 def exposition(runtime: Runtime) -> Callable[[], bytes]:
     """A function that gives the metrics of this instant in Prometheus' text format.
 
-    The client library is loaded here: 5 MB that an agent without metrics does not pay.
+    The client library is loaded here: some MB that an agent without metrics does not pay.
     """
     from prometheus_client.exposition import generate_latest
     from prometheus_client.registry import CollectorRegistry

@@ -56,7 +56,7 @@ def _late_prolog(conf: SlurmConf) -> Risk | None:
     return Risk(
         "prolog-late",
         f"PrologFlags lacks Alloc: the prolog is late or missing on some nodes of a job{perhaps}",
-        "set PrologFlags=Alloc or Contain in slurm.conf, then restart slurmctld and the slurmds",
+        "set PrologFlags=Alloc or Contain in slurm.conf, then run 'scontrol reconfigure'",
         grave=True,
     )
 
