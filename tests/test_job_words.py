@@ -204,6 +204,14 @@ def test_a_loss_within_its_noise_is_told_as_no_loss() -> None:
     assert "(0 s to 2 s)" in said
 
 
+def test_who_allows_nothing_and_was_parked_on_a_shared_gpu_is_not_told_that_no_cap_was_there() -> None:
+    """It waited for power there: what that was for is not measured, but it was."""
+    promise = "no cap but in an emergency: "
+    never = {**UNMEASURED, "capped_s": 0.0}
+    assert f"{promise}kept" in text(told(max_loss=0.0, cost=never))
+    assert f"{promise}but caps held down a GPU" in text(told(max_loss=0.0, cost=never, shared_capped=True))
+
+
 @pytest.mark.parametrize(
     ("most", "wanted"),
     [

@@ -17,8 +17,11 @@ from slurm_pfi.controller.kinship import (
     with_kin_points,
     with_recalled,
 )
+from slurm_pfi.controller.learning import gather
 from slurm_pfi.controller.record import Recalled, Record
+from slurm_pfi.controller.science import Science
 from slurm_pfi.elasticity.evidence import Measurement, RunEvidence
+from slurm_pfi.elasticity.library import Library
 from slurm_pfi.model import Run
 from slurm_pfi.sim.jobs import model_job
 from slurm_pfi.store.rows import Kin
@@ -140,6 +143,20 @@ def test_runs_of_one_name_are_kin_only_where_their_baselines_agree() -> None:
     labels = kin_labels(world.controller.runs.values())
     assert labels[same[0]] == labels[same[1]] != labels[other]
     assert nameless not in labels
+
+
+def test_kin_are_told_nothing_of_a_run_whose_counter_its_gpus_contradict() -> None:
+    world, _ = trained()
+    state = world.controller
+    view = state.runs[RUN]
+    science = Science(Library.load_default())
+    assert dict(gather(state, science, world.now_ns))[RUN].kin
+    liar = msgspec.structs.replace(
+        view, record=msgspec.structs.replace(view.record, disputed="at a cap of 480 W it kept ...")
+    )
+    assert kin_of(liar, state.nodes, world.now_ns, 1000.0) is None
+    state = msgspec.structs.replace(state, runs={**state.runs, RUN: liar})
+    assert not dict(gather(state, science, world.now_ns))[RUN].kin
 
 
 def test_a_name_that_was_used_for_different_work_is_not_believed_again() -> None:

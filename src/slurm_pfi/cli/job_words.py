@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..units import Z95, format_duration, format_power
+from ..units import format_duration, format_power
 from .clock import local_text
 from .common import SIMULATED, percent
-from .jobs import DISPUTED, job_text
+from .job_measured import cost_lines, ended, known_lines, saved_lines, span
+from .jobs import job_text
 from .status import folded
 from .tables import plain
 
@@ -17,10 +18,6 @@ HEADINGS: Final = ("Asked", "Known", "Done", "Cost", "Saved", "Promised")
 
 MOST_TOLD: Final = 24
 """Entries of the timeline that are shown: a screen of them."""
-
-SHARED: Final = "it shared a GPU with other jobs while caps held that down, which is not measured"
-
-NO_PROGRESS: Final = "the job reports no progress"
 
 _Told = Mapping[str, Any]
 
@@ -57,7 +54,7 @@ def title(told: _Told) -> list[str]:
 
 def sections(told: _Told) -> list[Section]:
     """Everything else, under headings."""
-    parts = (_asked, _known, _done, _cost, _saved, _promised)
+    parts = (_asked, known_lines, _done, cost_lines, saved_lines, _promised)
     made = [Section(name, part(told)) for name, part in zip(HEADINGS, parts, strict=True)]
     return [Section(one.name, [plain(line) for line in one.lines if line]) for one in made if one.lines]
 
@@ -78,11 +75,7 @@ def _ago(told: _Told, unix_s: float) -> str:
     return f"{format_duration(max(0.0, told['asked_unix_s'] - unix_s))} ago"
 
 
-def _ended(told: _Told) -> bool:
-    return told["ended_unix_s"] is not None
-
-
-# ------------------------------------------------------------------------------------------------ asked, known
+# ------------------------------------------------------------------------------------------------ asked
 
 
 def _asked(told: _Told) -> list[str]:
@@ -110,93 +103,6 @@ def _asked(told: _Told) -> list[str]:
     return lines
 
 
-def _known(told: _Told) -> list[str]:
-    lines = [_known_draw(told), _known_rate(told)]
-    if told.get("shares") and not _ended(told):
-        lines.append(
-            "it shares its GPU with other jobs: not measured meanwhile, and no cap below any of their floors"
-        )
-    if told.get("disputed"):
-        lines.append(f"{DISPUTED}: {told['disputed']}; what its GPUs did counts")
-    elif told["doubt"]:
-        lines.append(f"its counter is not believed: {told['doubt']}; so curves of other jobs count")
-    lines.append(_known_pfi(told))
-    if curve := _known_curve(told):
-        lines.append(curve)
-    loss, sd, cap_mw = told["expected_loss"], told["expected_loss_sd"], told["target_cap_mw"]
-    if loss is not None and cap_mw is not None and not _ended(told):
-        by = f"by {_basis(told)}"
-        lines.append(
-            f"at its present cap of {format_power(cap_mw)} it is expected to lose "
-            f"{percent(loss)} of its throughput{_around(loss, sd)}, {by}"
-        )
-    return lines
-
-
-def _basis(told: _Told) -> str:
-    if not told["learned"]:
-        return "curves of other jobs"
-    if told.get("disputed"):
-        return "what its GPUs did"
-    return f"what was measured of {'it' if told['measured'] else 'runs of the same work'}"
-
-
-def _known_draw(told: _Told) -> str:
-    draw = told["baseline_draw_mw"]
-    if draw is None:
-        prior_mw = told["prior_mw"]
-        prior = f": its limit of {format_power(prior_mw)} is taken as the most it can be" if prior_mw else ""
-        return f"draw without a cap: not known, it was never seen without one for long enough{prior}"
-    how = {
-        "seen": "seen on this run",
-        "recalled": "recalled from earlier runs of the same work, not seen on this one",
-    }.get(told["baseline"], "at most")
-    return f"draw without a cap: {format_power(draw)} a GPU, {how}"
-
-
-def _known_rate(told: _Told) -> str:
-    if not told["reporting"]:
-        return f"throughput without a cap: not known, {NO_PROGRESS} (it could, with slurm_pfi.progress)"
-    rate = told["baseline_rate_per_s"]
-    if rate is None:
-        return "throughput without a cap: not known, it has not yet worked without one for long enough"
-    how = "seen on this run" if told["baseline_rate"] == "seen" else "recalled from earlier runs"
-    return (
-        f"throughput without a cap: {_figure(rate)} {_unit(told)}/s, give or take "
-        f"{percent(Z95 * told['baseline_sd'])}, {how}"
-    )
-
-
-def _known_pfi(told: _Told) -> str:
-    pfi = told["pfi"]
-    source = {
-        "measured": "measured on this run",
-        "predicted": "predicted from its telemetry",
-        "declared": "declared by the site for this partition, not measured",
-        "default": "of curves of other jobs, not measured on this one",
-    }.get(pfi["source"], str(pfi["source"]))
-    between = "" if pfi["low"] is None else f" ({pfi['low']:.2f} to {pfi['high']:.2f})"
-    grid = f"{min(pfi['grid_w']):.0f} to {max(pfi['grid_w']):.0f} W"
-    return (
-        f"PFI {pfi['value']:.2f}{between} on caps of {grid}, {source}: "
-        f"1 % of its throughput gives about {pfi['value']:.1f} % of its power"
-    )
-
-
-def _known_curve(told: _Told) -> str:
-    points = told.get("curve") or []
-    if not points:
-        return ""
-    basis = _basis(told)
-    parts = []
-    for point in points:
-        low, high = (max(0.0, point["loss"] + side * Z95 * point["sd"]) for side in (-1, 1))
-        parts.append(
-            f"{format_power(point['cap_mw'])} {100 * point['loss']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
-        )
-    return f"what caps cost it, by {basis} (95 %): {', '.join(parts)}"
-
-
 # ------------------------------------------------------------------------------------------------ done
 
 
@@ -209,7 +115,7 @@ def _done(told: _Told) -> list[str]:
         lines.append("nothing yet: no cap has bound it")
     else:
         lines += timeline(events)
-    if told["limit"] is not None and told["target_cap_mw"] is not None and not _ended(told):
+    if told["limit"] is not None and told["target_cap_mw"] is not None and not ended(told):
         limit = f"{format_power(told['limit']['limit_mw'])} ({', '.join(told['limit']['ids'])})"
         why = f"for the limit of {limit}" if told["limit"]["ids"] else "while power is given back slowly"
         lines.append(f"its cap now: {format_power(told['target_cap_mw'])} a GPU, {why}")
@@ -236,81 +142,6 @@ def timeline(events: Sequence[_Told]) -> list[str]:
     return lines
 
 
-# ------------------------------------------------------------------------------------------------ cost, saved
-
-
-def _cost(told: _Told) -> list[str]:
-    cost = told["cost"]
-    if cost["capped_s"] <= 0 and not told.get("shared_capped"):
-        return ["nothing: no cap has lowered its draw"]
-    if cost["loss_capped"] is None or cost["lost_low"] is None:
-        return [_cost_unknown(told)]
-    low, high = cost["loss_capped_low"], cost["loss_capped_high"]
-    between = "" if low is None or high is None else f" ({_range(low, high)})"
-    lines = [
-        f"{percent(cost['loss_capped'])} of its throughput while capped{between}, "
-        f"{percent(cost['loss'])} over the time it was watched, by its own counter"
-    ]
-    if cost["lost_low"] <= 0 <= cost["lost_high"]:
-        lines.append("so little that it cannot be told from nothing")
-    few, most = _about(cost["lost_low"]), _about(cost["lost_high"])
-    work = f"{_about(cost['lost'])} {_unit(told)} not done ({few} to {most})"
-    if cost["longer_s"] is not None:
-        low_s, high_s = max(0.0, cost["longer_low_s"]), max(0.0, cost["longer_high_s"])
-        lines.append(
-            f"that is {format_duration(max(0.0, cost['longer_s']))} longer for the same work "
-            f"({format_duration(low_s)} to {format_duration(high_s)}), or {work}"
-        )
-    else:
-        lines.append(f"that is {work}")
-    return lines
-
-
-def _cost_unknown(told: _Told) -> str:
-    if told.get("shared_capped"):
-        why = SHARED
-    elif not told["reporting"]:
-        why = NO_PROGRESS
-    elif told.get("disputed"):
-        why = DISPUTED
-    elif told["doubt"]:
-        why = "its counter is not believed"
-    else:
-        why = "its speed without a cap was not seen for long enough"
-    if shown := told.get("by_activity"):
-        return (
-            f"not known: {why}; estimated from the activity of its GPUs, about {percent(shown['loss'])} of its "
-            f"throughput while capped{_around(shown['loss'], shown['sd'])}"
-        )
-    curves = told["by_curves"] or (
-        {"loss": told["expected_loss"], "sd": told["expected_loss_sd"]}
-        if told["expected_loss"] is not None
-        else None
-    )
-    if curves is None:
-        return f"not known: {why}"
-    return (
-        f"not known: {why}; by curves of other jobs about {percent(curves['loss'])} of its throughput "
-        f"while capped{_around(curves['loss'], curves['sd'])}"
-    )
-
-
-def _saved(told: _Told) -> list[str]:
-    cost = told["cost"]
-    drawn = f"it drew {_energy(cost['drawn_wh'])} while it was watched"
-    if told.get("shared_capped"):
-        return [f"not known: {SHARED}; {drawn} alone"]
-    if cost["capped_s"] <= 0:
-        return [f"nothing; {drawn}"]
-    if cost["saved_wh"] is None:
-        return [f"not known, as what it draws without a cap was not seen; {drawn}"]
-    return [f"{_energy(cost['saved_wh'])}; {drawn}"]
-
-
-def _energy(energy_wh: float) -> str:
-    return f"{energy_wh / 1000:,.2f} kWh" if abs(energy_wh) >= 999.5 else f"{energy_wh:.3g} Wh"
-
-
 # ------------------------------------------------------------------------------------------------ promised
 
 
@@ -326,7 +157,7 @@ def _promised_floor(told: _Told) -> str:
         return ""
     passed = [event for event in events or () if event["kind"] == "floor_passed"]
     floor = f"floor of {format_power(floor_mw)} a GPU"
-    if told["floor_passed"] and not _ended(told):
+    if told["floor_passed"] and not ended(told):
         since = f" since {local_text(_first_of_last(events or ())).split()[1]}" if passed else ""
         return f"{floor}: passed by an emergency limit{since}"
     if passed:
@@ -384,45 +215,20 @@ def _promised_loss(told: _Told) -> str:
     if high <= most:
         return f"{promise}: kept"
     if floor_stretches(told["events"] or ()):
-        return f"{promise}: it lost {percent(loss)} ({_range(low, high)}), the emergency included"
+        return f"{promise}: it lost {percent(loss)} ({span(low, high)}), the emergency included"
     if low > most:
-        return f"{promise}: broken, it lost {percent(loss)} ({_range(low, high)})"
+        return f"{promise}: broken, it lost {percent(loss)} ({span(low, high)})"
     verdict = "probably kept" if loss <= most else "probably broken"
-    return f"{promise}: {verdict}, it lost {percent(loss)} ({_range(low, high)})"
+    return f"{promise}: {verdict}, it lost {percent(loss)} ({span(low, high)})"
 
 
 def _promised_none(told: _Told) -> str:
     promise = "no cap but in an emergency"
-    if told["cost"]["capped_s"] <= 0:
+    capped_s = told["cost"]["capped_s"]
+    if capped_s <= 0 and not told.get("shared_capped"):
         return f"{promise}: kept"
     if floor_stretches(told["events"] or ()):
         return f"{promise}: there was one"
+    if capped_s <= 0:
+        return f"{promise}: but caps held down a GPU that it shared"
     return f"{promise}: but caps held it down for {format_duration(told['cost']['capped_s'])}"
-
-
-# ------------------------------------------------------------------------------------------------ figures
-
-
-def _around(value: float, sd: float | None) -> str:
-    """The 95 % interval of a loss, within what a loss can be; empty while it is unknown."""
-    if sd is None:
-        return ""
-    return f" ({_range(max(0.0, value - Z95 * sd), min(1.0, value + Z95 * sd))})"
-
-
-def _range(low: float, high: float) -> str:
-    return f"{100 * low:.1f} to {100 * high:.1f} %"
-
-
-def _about(value: float) -> str:
-    """A count that is no more than an estimate: three digits of it."""
-    return _figure(float(f"{value:.3g}"))
-
-
-def _figure(value: float) -> str:
-    """A count in three digits that count, or whole where it is larger."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _unit(told: _Told) -> str:
-    return str(told["unit"] or "units of its counter")

@@ -69,10 +69,13 @@ def gpu_model(view: RunView, state: State) -> str:
 def _evidence(view: RunView, model: str, kin: str, science: Science, now_ns: int) -> RunEvidence:
     """What a run and its kin before it have shown, as far as it can be believed.
 
-    Of a run that shares GPUs nothing: what it lost alone says little of what it loses beside others.
+    Of a run that shares GPUs nothing: what it lost alone says little of what it loses beside others. Kin are told
+    nothing of a run whose counter its GPUs contradict: by that it is kin.
     """
     if view.shares:
         return RunEvidence(model)
+    if view.record.disputed:
+        kin = ""
     own = evidence(view.record, model, kin, now_ns)
     return believed(
         with_kin_points(own, view.record), lambda reduction: science.ignorance.expected(model, reduction)
