@@ -137,6 +137,23 @@ def test_no_run_is_cut_deeper_than_the_window_left_it() -> None:
                 assert min(world.cap_of(run)) >= left[job]
 
 
+def test_the_floor_that_was_promised_stays_the_one_that_is_shown() -> None:
+    world = busy(3)
+    world.set_limit(round(draw_mw(world) * 0.97))
+    world.run(20)
+    promised = {run: view.floor_mw for run, view in world.controller.runs.items()}
+    world.set_limit(None)
+    world.run(20)
+    assert world.controller.rebound is not None
+    above = 0
+    for run, view in world.controller.runs.items():
+        floor_mw = promised[run]
+        assert floor_mw is not None
+        assert view.floor_mw == pytest.approx(floor_mw, rel=0.02)
+        above += (view.target_cap_mw or 0) > floor_mw + 20 * W
+    assert above, "caps above a floor were held, and could have been taken for it"
+
+
 def test_nobody_gains_from_a_node_that_falls_silent() -> None:
     world = busy(16)
     before_mw = draw_mw(world)

@@ -99,6 +99,28 @@ def test_a_floor_passed_by_an_emergency_is_told_and_when_it_holds_again(site: Wa
     assert 20 <= end_s - start_s <= 26
 
 
+def test_a_release_goes_by_caps_and_is_not_told_as_a_floor() -> None:
+    site = Watched(baseline_s=5.0, rebound_s=60.0)
+    site.seconds(1)
+    site.identify(RUN, "n1")
+    site.seconds(80)
+    site.limit(1260)
+    site.seconds(10, 575)
+    promised_mw, cap_mw = site.state.runs[RUN].floor_mw, site.state.runs[RUN].target_cap_mw
+    assert promised_mw is not None
+    assert cap_mw is not None
+    assert cap_mw > promised_mw + 10_000, "the limit leaves it more than its floor"
+    told = len(site.texts())
+    site.limit(None)
+    site.seconds(40, 600)
+    assert site.state.rebound is not None
+    assert (site.state.runs[RUN].target_cap_mw or 0) >= cap_mw
+    assert site.state.runs[RUN].floor_mw == pytest.approx(promised_mw, rel=0.02)
+    released = [text for text in site.texts()[told:] if "slow release" in text]
+    assert released
+    assert not [text for text in released if "floor" in text]
+
+
 def test_a_run_that_begins_inside_a_window_is_told_to_wait() -> None:
     site = Watched(baseline_s=5.0)
     other = Run("c", 9)

@@ -162,7 +162,7 @@ def _open(
             "committed_mw": window.committed_mw,
         }
         actions.append(Audit(event="window", fields=fields))
-    runs = _runs_after(state, shares, caps)
+    runs = _runs_after(state, shares, caps, held)
     actions.extend(admission_audits(state.runs, runs))
     said, told = _shortfall_told(state.infeasible_said, shares, site, told=held is None)
     actions.extend(told)
@@ -290,7 +290,8 @@ def _committed(site: SiteView, shares: Shares) -> int:
     return site.constant_mw + parked_mw + runs_mw
 
 
-def _runs_after(state: State, shares: Shares, caps: Caps) -> dict[Run, RunView]:
+def _runs_after(state: State, shares: Shares, caps: Caps, held: rebound.Hold | None) -> dict[Run, RunView]:
+    """The runs with what was planned. A rebound shares above higher floors than were promised: those are not told."""
     runs = dict(state.runs)
     sent: dict[Run, dict[str, int]] = {}
     for (run, node), cap_mw in caps.items():
@@ -311,7 +312,7 @@ def _runs_after(state: State, shares: Shares, caps: Caps) -> dict[Run, RunView]:
                 **sent.get(run, {}),
             },
             target_cap_mw=shares.allocation.caps_mw[i],
-            floor_mw=demand.floor_mw,
+            floor_mw=demand.floor_mw if held is None else held.floors_mw.get(shares.members[i]),
             expected_loss=shares.loss[i],
             expected_loss_sd=shares.loss_sd[i],
             floor_passed=demand.run in shares.allocation.floor_passed,

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from ..config import Config
+from ..model import Run
 from ..store.limits import ScheduleStep
 from ..units import MW_PER_W, watts_to_mw
 from .budget import Gpu, SiteView
@@ -32,6 +33,8 @@ class Hold:
 
     ``limit_mw``: what the site may draw now; ``before_mw``: what it may come back to, None if unknown; ``least_mw``:
     what the window left it, which it may draw at once. ``asking``: who asks, with the caps that it left them as floors.
+    ``floors_mw``: the floor per GPU that each of these was promised, by their members; None where a new controller does
+    not know it yet.
     """
 
     rebound: Rebound
@@ -39,6 +42,7 @@ class Hold:
     limit_mw: int
     before_mw: int | None
     least_mw: int
+    floors_mw: dict[tuple[Run, ...], int | None]
 
 
 # ------------------------------------------------------------------------------------------------ the draw before
@@ -107,12 +111,13 @@ def hold(
         rebound = _begin(state, config, site, asking, before_mw, uncapped_mw, now_ns)
     if now_ns >= rebound.ends_ns:
         return None
+    floors_mw = {one.members: None if rebound.inherited else one.demand.floor_mw for one in asking}
     asking = tuple(_kept(one, rebound) for one in asking)
     least_mw = max(_floors_mw(asking, site), _left_mw(rebound, site))
     level_mw = _level_mw(rebound, config, before_mw, uncapped_mw, now_ns)
     if level_mw >= uncapped_mw:
         return None
-    return Hold(rebound, asking, max(least_mw, level_mw), before_mw, least_mw)
+    return Hold(rebound, asking, max(least_mw, level_mw), before_mw, least_mw, floors_mw)
 
 
 def begins(state: State, config: Config, site: SiteView) -> bool:

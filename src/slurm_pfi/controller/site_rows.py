@@ -229,10 +229,10 @@ def cap_events(
         from_mw = _prior_mw(view, state) if known_mw is None else known_mw
         came = "" if from_mw is None else f" from {format_power(from_mw)}"
         how = "capped" if from_mw is None or cap_mw <= from_mw else "cap raised"
-        text = (
-            f"{how}{came} to {format_power(cap_mw)} a GPU (floor {format_power(view.floor_mw)}): "
-            f"{_why(state)}, policy {policy}"
-        )
+        # A release goes by what the window left each run, not by floors.
+        released = state.window is not None and state.window.rebound
+        floor = "" if released else f" (floor {format_power(view.floor_mw)})"
+        text = f"{how}{came} to {format_power(cap_mw)} a GPU{floor}: {_why(state)}, policy {policy}"
         found.append(EventRow(unix_s=now_unix_s, run=str(run), kind="capped", text=text))
     return found
 
