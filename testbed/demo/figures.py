@@ -126,6 +126,19 @@ def lowest_cap(samples: Samples, uuids: Sequence[str], span: Span) -> int:
     )
 
 
+def mean_cap_w(samples: Samples, uuids: Sequence[str], span: Span) -> float:
+    """The mean limit of these GPUs over the span. Raises ValueError where nothing was sampled."""
+    place = {uuid: (node, i) for node, names in samples.gpus.items() for i, uuid in enumerate(names)}
+    found = [
+        (sample.caps_mw[place[u][0]] or ())[place[u][1]]
+        for sample in samples.between(span.start_ns, span.end_ns)
+        for u in uuids
+    ]
+    if not found:
+        raise ValueError("no sample in this span")
+    return sum(found) / len(found) / 1000
+
+
 def excess_w(samples: Samples, limit_mw: int, span: Span) -> float:
     """The most that the site drew above the limit over the span; below zero: the least room."""
     return worst_excess(samples, [(0, limit_mw)], span.start_ns, span.end_ns).worst_mw / 1000

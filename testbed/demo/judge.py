@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +15,7 @@ from ..observer import Samples, load_samples
 from . import figures
 from .figures import SECOND_NS, Span
 from .tables import Act, acts_table
+from .words import Compared, comparison, folded
 
 if TYPE_CHECKING:
     from .story import Story
@@ -38,11 +40,12 @@ def judge(story: Story) -> int:
     story.console.print(acts_table(summary))
     story.say("")
     story.say(
-        "The independent checker, from traces and audit files alone; the numbers are those of its checks:"
+        "The independent checker, from traces and audit files alone. The numbers are those of its checks; the others "
+        "are not for this run. A kernel is a piece of work that a job starts on a GPU."
     )
-    story.say(verdict.text())
+    story.say(folded(verdict.text(), story.console.width, hang=11), as_it_is=True)
     story.say("")
-    story.say(comparison(summary["kept"], summary["kept_equal"]))
+    story.say(comparison(Compared(**summary["compared"])))
     failed = _not_reached(summary)
     summary["reached"] = not failed
     story.write("summary.json", summary)
@@ -53,17 +56,6 @@ def judge(story: Story) -> int:
     story.say(f"The page: {where}/report.html. Figures: {where}/summary.json, samples.jsonl beside it.")
     story.say(f"{summary['seconds']:.0f} s in all.")
     return 1 if failed else 0
-
-
-def comparison(kept: float, kept_equal: float) -> str:
-    """Both windows in one sentence, whichever was better."""
-    gain = 100 * (kept - kept_equal)
-    word = "more than" if gain > 0.05 else "less than" if gain < -0.05 else "as much as"
-    by = "" if word == "as much as" else f"{abs(gain):.1f} points "
-    return (
-        f'Under the same limit the jobs kept {100 * kept:.1f} % of their throughput with policy "marginal" and '
-        f'{100 * kept_equal:.1f} % with "equal": sharing by what was measured kept {by}{word} an equal cut.'
-    )
 
 
 def _summary(story: Story, samples: Samples) -> dict[str, Any]:
@@ -79,7 +71,7 @@ def _summary(story: Story, samples: Samples) -> dict[str, Any]:
         summary[f"{key}compliance_s"] = round((read_ns - act.span.start_ns) / SECOND_NS, 3)
         summary[f"{key}worst_excess_w"] = round(excess_w, 1)
     summary |= _promises(story, samples, acts["before"], acts["economic"])
-    summary |= _kept(story)
+    summary |= _kept(story, samples)
     summary |= _tags(story)
     summary |= _rebound(story, samples)
     summary |= _restored(story)
@@ -104,7 +96,7 @@ def _promises(story: Story, samples: Samples, before: Act, economic: Act) -> dic
     }
 
 
-def _kept(story: Story) -> dict[str, Any]:
+def _kept(story: Story, samples: Samples) -> dict[str, Any]:
     """Throughput kept in the last seconds of either window, of jobs that ran through both: nothing moves any more,
     and the same jobs share the same limit."""
     seconds = story.settings["story"]["compare_s"]
@@ -124,7 +116,26 @@ def _kept(story: Story) -> dict[str, Any]:
     def share(name: str) -> float:
         return round(sum(gpus[job_id] * kept[name][job_id] for job_id in both) / total, 4)
 
-    return {"kept": share("economic"), "kept_equal": share("equal"), "kept_jobs": len(both)}
+    jobs = [job for job in story.jobs if job.job_id in both]
+    caps = {
+        name: [figures.mean_cap_w(samples, job.uuids, span) for job in jobs] for name, span in spans.items()
+    }
+    gaps = (abs(one - other) / other for one, other in zip(caps["economic"], caps["equal"], strict=True))
+    forecast = story.notes["forecast"]
+    compared = Compared(
+        kept=share("economic"),
+        kept_equal=share("equal"),
+        cap_gap=round(sum(len(job.uuids) * gap for job, gap in zip(jobs, gaps, strict=True)) / total, 4),
+        step=forecast["certificate"]["step"] if forecast else None,
+        measured=sum(run["measured"] for run in forecast["runs"]) if forecast else None,
+        jobs=len(forecast.get("runs", jobs)),
+    )
+    return {
+        "kept": compared.kept,
+        "kept_equal": compared.kept_equal,
+        "kept_jobs": len(both),
+        "compared": asdict(compared),
+    }
 
 
 def _tags(story: Story) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from ..site import Site, SiteOptions
 from . import figures
 from .figures import SECOND_NS, Span
 from .tables import Act, DemoJob, jobs_table
+from .words import folded
 
 RESTORE_S: Final = 60.0
 
@@ -107,17 +108,31 @@ class Stage:
         expected = {gpu["uuid"]: gpu["requested_mw"] for gpu in self.read("before.json")}
         self.site.wait_restored(expected, timeout_s=RESTORE_S)
         span = Span(started_ns, time.monotonic_ns())
-        special = sorted({mw for mw in expected.values() if mw != max(expected.values())})
-        also = (
-            f", the one that an admin had set before at {format_power(special[0])} again" if special else ""
+        also = "".join(f", {which} at its {power} again" for which, power in self.set_by_admins())
+        self.say(
+            f"all {len(expected)} GPUs are back {span.seconds:.1f} s later{also}. For the first "
+            f"{self.settings['times']['rebound_s']:g} s the site was kept at what it drew before the window, then its "
+            "GPUs were let go step by step."
         )
-        self.say(f"all {len(expected)} GPUs are back {span.seconds:.1f} s later{also}")
         return span
+
+    def set_by_admins(self) -> Iterator[tuple[str, str]]:
+        """Each GPU that an admin had set before any agent came, with its limit."""
+        for node, limits in self.settings.get("admin_limits", {}).items():
+            for place, watts in limits.items():
+                yield f"GPU {place} of {node}", format_power(round(watts * 1000))
 
     def set_policy(self, name: str) -> None:
         """Change the policy as an admin would: in the file, then SIGHUP."""
         self.say(f'(slurm-pfi.toml: [policy] name = "{name}", then SIGHUP to the controller)')
         self.site.set_policy(name)
+
+    def forecast(self, limit_mw: int) -> dict[str, Any]:
+        """What ``slurm-pfi what-if --json`` says of this limit now; empty where it cannot say."""
+        with contextlib.suppress(ClusterError):
+            found: dict[str, Any] = self.site.ask("what_if", {"limit_mw": limit_mw, "emergency": False})
+            return found
+        return {}
 
     def _wait_within(self, limit_mw: int) -> None:
         """Go on only when the caps are within the limit; otherwise say what the nodes complain of."""
@@ -241,8 +256,9 @@ class Stage:
         (self.out / name).write_text(json.dumps(content, indent=1) + "\n")
 
     def say(self, text: str, *, as_it_is: bool = False) -> None:
-        """Lines break between words; ``as_it_is`` leaves them to who wrote them for this width."""
-        self.console.print(text, markup=False, soft_wrap=as_it_is)
+        """Lines break as ``words.folded`` has it; ``as_it_is`` leaves them to who wrote them for this width."""
+        shown = text if as_it_is else folded(text, self.console.width)
+        self.console.print(shown, markup=False, soft_wrap=True)
 
     def head(self, text: str) -> None:
         self.console.print()

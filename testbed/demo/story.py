@@ -60,6 +60,10 @@ class Story(Stage):
             "Job models: arXiv 2609.11542, fitted (model, not measurement), by its names: L70 is Llama-3.1-70B, Q32 "
             "and Q30 Qwen3, oss gpt-oss-20b; PT pretraining, FT fine-tuning. Draws and tokens below are simulated."
         )
+        for which, power in self.set_by_admins():
+            self.say(
+                f"An admin had set {which} to {power} before any agent came: there it must come back to."
+            )
         times = ", ".join(f"{key} {value:g}" for key, value in self.settings["times"].items())
         self.say(f"Time constants are shortened ({SETTINGS.relative_to(REPO)}): {times}")
 
@@ -69,6 +73,10 @@ class Story(Stage):
         limit_mw = int(uncapped_mw * story["economic_share"]) // 10_000 * 10_000
         self._head_of_limit("economic", limit_mw, uncapped_mw, "floors hold")
         self.cli("what-if", format_power(limit_mw).replace(" ", ""))
+        self.say(
+            "(The uncapped draw in this answer is the controller's: what each job drew while it worked. The "
+            f"{format_power(uncapped_mw)} further up are the observer's, the mean of the whole site over some seconds.)"
+        )
         self._economic(story, limit_mw)
         self._rebound("rebound")
         self._equal(story, limit_mw)
@@ -105,6 +113,7 @@ class Story(Stage):
         rest_s = story["economic_s"] - (time.monotonic_ns() - started_ns) / SECOND_NS
         end_ns = self.watch(max(4.0, rest_s), limit_mw, "with one job less").end_ns
         self.act("economic", Span(started_ns, end_ns), limit_mw)
+        self.notes["forecast"] = self.forecast(limit_mw)
         self.cli("status")
 
     def _rebound(self, name: str) -> None:
