@@ -168,7 +168,25 @@ def test_words_that_are_not_known(
 ) -> None:
     code, error = said(capsys, *arguments)
     assert code == 2
-    assert re.search(r"no such (command|option) .*; see 'slurm-pfi.* --help'$", error.strip())
+    assert re.search(r"no such (command|option) .*(; see|\? See) 'slurm-pfi.* --help'$", error.strip())
+
+
+def test_a_guess_at_what_was_meant_is_a_question(capsys: pytest.CaptureFixture[str]) -> None:
+    _, error = said(capsys, "config", "chek")
+    assert error.strip().endswith("Did you mean 'check'? See 'slurm-pfi config --help'")
+
+
+@pytest.mark.parametrize("group", [[], ["config"], ["limit"], ["study"]])
+def test_lists_of_commands_are_not_cut_at_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, group: list[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*group, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "..." not in text.partition("Commands:")[2]
+    for line in text.partition("Commands:")[2].splitlines():
+        assert len(line) <= 80
+        assert not line.startswith("   "), f"a line of its own for each command: {line}"
 
 
 def test_help_needs_no_config(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from slurm_pfi.bus.asking import Request, ask
 from slurm_pfi.bus.unix import Peer
+from slurm_pfi.cli.forecast_words import counted, job_ids
 from slurm_pfi.cli.root import main
 from slurm_pfi.config import Config, ControllerSection
 from slurm_pfi.controller import forecast_orders
@@ -348,3 +349,9 @@ def test_who_asks_in_a_loop_gets_the_same_offer_and_half_of_the_time_at_most(
     asyncio.run(loop())
     assert len(made) == 3
     assert all(later - earlier >= 0.2 for earlier, later in pairwise(made))
+
+
+def test_job_ids_are_told_in_order_and_one_run_is_not_runs() -> None:
+    assert job_ids(["c:10.0", "c:7.0", "c:9.1", "c:9.0"]) == "7, 9, 9.1, 10"
+    assert counted(1, "run") == "1 run"
+    assert counted(2, "run") == "2 runs"

@@ -21,7 +21,7 @@ def config() -> None:
     """Work on the config file."""
 
 
-@config.command("check")
+@config.command("check", short_help="Read the config as the daemons would; say what is wrong.")
 @click.option("--json", "as_json", is_flag=True, help="print the whole config as it is understood")
 @click.option(
     "--for",

@@ -17,7 +17,7 @@ from .common import console, fail, given_path, print_json, site_config
 _STYLES: dict[Outcome, str] = {"ok": "green", "warn": "yellow", "fail": "bold red", "unseen": "cyan"}
 
 
-@click.command()
+@click.command(short_help="Check everything slurm-pfi needs and say what to do.")
 @click.option(
     "--node-name", metavar="NAME", help="the node to look at; default $SLURMD_NODENAME, else this host's name"
 )

@@ -26,9 +26,19 @@ def estimate(value: dict[str, float] | None, digits: int = 1) -> str:
     return f"{percent(value['expected'], digits)} (95 %: {low:.{digits}f} to {high:.{digits}f} %)"
 
 
+def counted(number: int, what: str) -> str:
+    """``1 run``, ``2 runs``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def job_ids(runs: Sequence[str]) -> str:
-    """``cluster:12.0`` and the like as the first few job ids; a requeued job's with its restart."""
-    return beside([run.rpartition(":")[2].removesuffix(".0") for run in runs])
+    """``cluster:12.0`` and the like as the first few job ids, in order; a requeued job's with its restart."""
+    words = (run.rpartition(":")[2].removesuffix(".0") for run in runs)
+    return beside(sorted(words, key=_in_order))
+
+
+def _in_order(job_id: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in job_id.split(".") if part.isdecimal())
 
 
 def beside(words: Sequence[str]) -> str:

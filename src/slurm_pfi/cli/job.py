@@ -23,7 +23,7 @@ WIDEST: Final = 100
 """Longer lines are hard to read, however wide the terminal."""
 
 
-@click.command()
+@click.command(short_help="Tell all about one job: caps, cost, saving, promises.")
 @click.argument("job_id", metavar="ID")
 @click.option("--json", "as_json", is_flag=True, help="machine-readable output, powers in mW")
 @click.pass_context

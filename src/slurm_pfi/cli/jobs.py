@@ -19,7 +19,7 @@ DISPUTED: Final = "its counter and its GPUs disagree"
 _RunRow = Mapping[str, Any]
 
 
-@click.command()
+@click.command(short_help="Show the runs on GPU nodes: flex, cap, draw, throughput.")
 @click.option("--me", "mine", is_flag=True, help="only your own")
 @click.option("--ended", is_flag=True, help="also those that ended within the last day")
 @click.option("--json", "as_json", is_flag=True, help="machine-readable output, powers in mW")

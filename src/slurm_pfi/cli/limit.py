@@ -187,7 +187,7 @@ def _ahead(at_s: float, now_s: float) -> str:
     return f"in {format_duration(at_s - now_s)}" if at_s > now_s else "at once"
 
 
-@limit.command("clear")
+@limit.command("clear", short_help="End a limit now.")
 @click.argument("limit_id", default="manual")
 @click.option("--all", "everything", is_flag=True, help="clear every limit")
 @click.option("--json", "as_json", is_flag=True, help="machine-readable output")

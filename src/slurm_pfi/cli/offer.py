@@ -14,7 +14,7 @@ from ..bus.asking import NO, WRONG_USE
 from ..units import format_duration, format_power
 from .clock import local_text
 from .common import ask_controller, console, fail, percent, print_json
-from .forecast_words import standing_lines, uncapped_lines, wrapped
+from .forecast_words import counted, standing_lines, uncapped_lines, wrapped
 from .tables import Column, show_table
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _FORMATS: Final = (".svg", ".png")
 
 
-@click.command()
+@click.command(short_help="Show what the site can give: watts, loss, notice, time.")
 @click.option(
     "--json",
     "as_json",
@@ -95,7 +95,7 @@ def _explained(data: dict[str, Any]) -> Iterator[str]:
     most = data["levels"][-1]
     yield (
         f"Most: {format_power(most['less_mw'])} ({percent(most['share'])} of the uncapped draw), all that the floors of"
-        f" {data['runs']} runs on {data['gpus']} GPUs allow."
+        f" {counted(data['runs'], 'run')} on {counted(data['gpus'], 'GPU')} allow."
     )
     yield (
         "LOSS: of the throughput of these runs while it lasts, every GPU-hour alike. NEXT kW: what one kW more costs,"

@@ -88,5 +88,6 @@ def usage_line(error: click.ClickException) -> str:
         return message
     context = error.ctx if isinstance(error, click.UsageError) else None
     path = context.command_path if context is not None else "slurm-pfi"
-    text = " ".join(message.split()).rstrip(".?")
-    return f"slurm-pfi: {text[:1].lower()}{text[1:]}; see '{path} --help'"
+    text = " ".join(message.split()).rstrip(".")
+    see = " See" if text.endswith("?") else "; see"
+    return f"slurm-pfi: {text[:1].lower()}{text[1:]}{see} '{path} --help'"

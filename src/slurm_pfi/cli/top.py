@@ -23,7 +23,7 @@ _EVERYTHING: Final = 1_000_000
 """Lines where there is no screen to fill."""
 
 
-@click.command()
+@click.command(short_help="Watch the site: limit, draw, nodes, who gives most.")
 @click.option(
     "--interval-s",
     type=click.FloatRange(0.5, 3600),

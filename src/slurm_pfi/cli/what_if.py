@@ -12,7 +12,7 @@ import click
 from ..bus.asking import NO, WRONG_USE
 from ..units import UnitError, format_power, parse_power_mw
 from .common import Screen, ask_controller, fail, percent, print_json
-from .forecast_words import estimate, job_ids, standing_lines, uncapped_lines, wrapped
+from .forecast_words import counted, estimate, job_ids, standing_lines, uncapped_lines, wrapped
 from .tables import Column, show_table
 
 _PERCENT: Final = re.compile(r"-?(\d{1,6}(?:\.\d{1,6})?)\s?%", re.ASCII)
@@ -107,7 +107,7 @@ def _show_runs(out: Screen, runs: list[dict[str, Any]], tell: Callable[..., None
         return
     show_table(out, _COLUMNS, cut[:MOST_ROWS])
     if len(cut) > MOST_ROWS:
-        tell(f"and {len(cut) - MOST_ROWS} more runs that are cut less (--json has all)")
+        tell(f"and {len(cut) - MOST_ROWS} more, cut less (--json has all)")
     if any(run["baseline"] == "bounded" for run in cut):
         tell("<  never seen uncapped: it draws at most that, so CUT and LOSS are upper bounds")
     out.print()
@@ -171,8 +171,8 @@ def _cost(data: dict[str, Any]) -> Iterator[str]:
     where = "Expected loss" if data["feasible"] else "With every run that low, the expected loss is"
     colon = ":" if data["feasible"] else ""
     yield (
-        f"{where}{colon} {estimate(loss)} of the throughput of {len(data['runs'])} runs on {data['gpus']} GPUs,"
-        f" while it lasts."
+        f"{where}{colon} {estimate(loss)} of the throughput of {counted(len(data['runs']), 'run')} on"
+        f" {counted(data['gpus'], 'GPU')}, while it lasts."
     )
 
 
@@ -182,7 +182,7 @@ def _notes(data: dict[str, Any]) -> Iterator[str]:
     if uncut == len(runs):
         yield "No run is slowed: their caps come down to what they draw."
     elif uncut:
-        yield f"Not slowed: {uncut} of {len(runs)} runs."
+        yield f"Not slowed: {uncut} of {counted(len(runs), 'run')}."
     if floors := [
         run for run in runs if run["at_floor"] and not run["floor_passed"] and run["reduction"] > 0
     ]:
@@ -201,7 +201,7 @@ def _notes(data: dict[str, Any]) -> Iterator[str]:
     if uncut < len(runs) and data["certificate"]["informed"]:
         measured = sum(1 for run in runs if run["measured"])
         others = "" if measured == len(runs) else "; of the others: as published curves of other jobs have it"
-        yield f"Curves measured here: {measured} of {len(runs)} runs{others}."
+        yield f"Curves measured here: {measured} of {counted(len(runs), 'run')}{others}."
 
 
 def _policy(data: dict[str, Any]) -> Iterator[str]:

@@ -189,7 +189,7 @@ class Orders:
             "" if any(node.mode == "enforce" for node in state.nodes.values()) else "; observe: none is set"
         )
         past = sum(1 for demand, cap_mw in caps if cap_mw < demand.floor_mw)
-        floors = f"; {past} runs pass their floor" if past else ""
+        floors = f"; {past} {'runs pass their' if past > 1 else 'run passes its'} floor" if past else ""
         when = "at its start, as the site is now:\n" if ahead else ""
         return (
             f"{when}all GPU caps together: {format_power(order.limit_mw - site.fixed_mw)}, "

@@ -7,7 +7,7 @@ import click
 from . import curves, floors, paper
 
 
-@click.group()
+@click.group(short_help="Try the policies on many sets of runs.")
 def study() -> None:
     """Try the policies on many sets of runs, and print what each of them loses."""
 

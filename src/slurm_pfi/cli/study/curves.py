@@ -62,7 +62,7 @@ def _numbers(
     return read
 
 
-@click.command()
+@click.command(short_help="Try the policies on runs drawn from a file of curves.")
 @click.argument(
     "population_file", metavar="[POPULATION.csv]", required=False, type=click.Path(path_type=Path)
 )

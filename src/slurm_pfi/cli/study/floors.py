@@ -38,7 +38,7 @@ _SHOWN_IDS: Final = 5
 _AFTER: Final = 2
 
 
-@click.command()
+@click.command(short_help="See how often a promised greatest loss is kept.")
 @click.argument(
     "population_file", metavar="[POPULATION.csv]", required=False, type=click.Path(path_type=Path)
 )
