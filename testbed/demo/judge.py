@@ -71,7 +71,7 @@ def _summary(story: Story, samples: Samples) -> dict[str, Any]:
         summary[f"{key}compliance_s"] = round((read_ns - act.span.start_ns) / SECOND_NS, 3)
         summary[f"{key}worst_excess_w"] = round(excess_w, 1)
     summary |= _promises(story, samples, acts["before"], acts["economic"])
-    summary |= _kept(story, samples)
+    summary |= kept_in_windows(story, samples)
     summary |= _tags(story)
     summary |= _rebound(story, samples)
     summary |= _restored(story)
@@ -96,7 +96,7 @@ def _promises(story: Story, samples: Samples, before: Act, economic: Act) -> dic
     }
 
 
-def _kept(story: Story, samples: Samples) -> dict[str, Any]:
+def kept_in_windows(story: Story, samples: Samples) -> dict[str, Any]:
     """Throughput kept in the last seconds of either window, of jobs that ran through both: nothing moves any more,
     and the same jobs share the same limit."""
     seconds = story.settings["story"]["compare_s"]

@@ -41,7 +41,7 @@ class Story(Stage):
         if self.out.exists():
             shutil.rmtree(self.out)
         self.out.mkdir(parents=True)
-        self._introduce()
+        self.introduce()
         with self.everything_stopped():
             self.site.start()
             self.write("before.json", self.site.snapshot())
@@ -49,7 +49,7 @@ class Story(Stage):
                 self._play()
         return judge(self)
 
-    def _introduce(self) -> None:
+    def introduce(self) -> None:
         site = self.settings["site"]
         self.say(
             "slurm-pfi demo: a real Slurm cluster (slurmctld, "
