@@ -118,7 +118,7 @@ def test_status_follows_the_state_and_stopping_is_said_at_once(site: LoneNode, s
             await asyncio.to_thread(systemd.until, "STATUS=window open, 8 of 8 GPUs capped")
             with gpus.Node(site.sim) as node:
                 node.poke("hidden", 1, gpu=site.devices[0].uuid)
-            await asyncio.to_thread(systemd.until, "STATUS=window open, 8 of 8 GPUs capped, ")
+            await asyncio.to_thread(systemd.until, "STATUS=window open, 7 of 8 GPUs follow the plan, ")
             agent.terminate()
             stopping = await asyncio.to_thread(systemd.until, "STOPPING=1")
             assert stopping[1:] == ["EXTEND_TIMEOUT_USEC=10000000", "STATUS=stopping"]

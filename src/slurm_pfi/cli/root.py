@@ -20,6 +20,7 @@ _MODULES: Final = {
     "job": "job",
     "jobs": "jobs",
     "limit": "limit",
+    "node": "node",
     "off": "off",
     "offer": "offer",
     "on": "off",

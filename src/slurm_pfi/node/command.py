@@ -11,23 +11,26 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+import msgspec
 
 from ..bus.asking import NO, UNREACHABLE, WRONG_USE, Reply, ask
 from ..bus.unix import SocketError, UnreachableError
-from ..config import Config, ConfigError, NodeSection, config_path, load_config
+from ..config import Config, ConfigError, config_path, load_config
 from ..gpu.device import DeviceError
 from ..gpu.identity import IdentityError
 from ..gpu.journal import JournalError
 from ..store.audit import AuditLog
-from ..units import format_power
 from .agent import SIGNALS, Agent
 from .lock import Lock, LockedError, take_within
 from .log import Log
 from .paths import NodePaths, node_name, node_paths
+from .rescue import rescue_config
 from .restore import Restored, restore_all
 from .restorer import dismiss, leave_without_agent
 from .setup import close_hardware, make_hardware
+from .shown import counted, status_lines
 
 DONE: Final = 0
 
@@ -43,10 +46,11 @@ class _StopError(Exception):
 def main(argv: list[str]) -> int:
     """Exit codes: 0 done, 1 the answer is no, 2 wrong use, 3 the agent or the GPUs cannot be reached."""
     given = _parser().parse_args(argv)
+    config_file = config_path(given.config).absolute()
     try:
-        config_file = config_path(given.config).absolute()
-        config = load_config(config_file)
         node = node_name(given.node_name)
+        strict = given.command == "run"
+        config = load_config(config_file) if strict else _any_config(config_file, given.state_dir)
         paths = node_paths(config, node)
         match given.command:
             case "release":
@@ -60,43 +64,57 @@ def main(argv: list[str]) -> int:
     except (ConfigError, ValueError) as error:
         code = _say(str(error), WRONG_USE)
         if given.command == "run":
-            _leave_limits_an_end(given.node_name)
+            _leave_limits_an_end(config_file, given.node_name)
         return code
     except _StopError as stop:
         return _say(str(stop), stop.exit_code)
 
 
-def _parser() -> _WithDefault:
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--config",
-        metavar="FILE",
-        help="the site's config; default $SLURM_PFI_CONF or /etc/slurm-pfi/slurm-pfi.toml",
-    )
-    common.add_argument("--node-name", metavar="NAME", help="default $SLURMD_NODENAME, else the host name")
+def _any_config(config_file: Path, state_dir: str | None) -> Config:
+    """For the red buttons: a file that went bad must not keep anybody from giving the GPUs back."""
+    try:
+        config = load_config(config_file)
+    except ConfigError as error:
+        config = rescue_config(config_file)
+        used = state_dir or f"{config.node.state_dir} (--state-dir DIR names another)"
+        _warn(f"{error}; going on with the state folder {used}")
+    if state_dir is None:
+        return config
+    if not Path(state_dir).is_absolute():
+        raise ValueError(f"--state-dir {state_dir[:80]!r}: write an absolute path")
+    replace = msgspec.structs.replace
+    return replace(config, node=replace(config.node, state_dir=state_dir))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="slurm-pfi node",
         description="The agent of one GPU node, run as root, and what its admin tells it.",
     )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    commands.add_parser("run", parents=[common], help="run the agent in the foreground (the default)")
-    commands.add_parser("release", parents=[common], help="restore every GPU of this node now, and stay so")
-    commands.add_parser("resume", parents=[common], help="take plans again after a release")
-    status = commands.add_parser("status", parents=[common], help="what the agent of this node knows")
+    parser.set_defaults(command="run", config=None, node_name=None)
+    everywhere, asking = (argparse.ArgumentParser(add_help=False) for _ in range(2))
+    for taker in (parser, everywhere):  # before the command or after it
+        taker.add_argument(
+            "--config",
+            metavar="FILE",
+            default=argparse.SUPPRESS,
+            help="the site's config; default $SLURM_PFI_CONF or /etc/slurm-pfi/slurm-pfi.toml",
+        )
+        taker.add_argument(
+            "--node-name",
+            metavar="NAME",
+            default=argparse.SUPPRESS,
+            help="default $SLURMD_NODENAME, else the host name",
+        )
+    asking.add_argument("--state-dir", metavar="DIR", help="in place of node.state_dir in the config")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands.add_parser("run", parents=[everywhere], help="run the agent in the foreground (the default)")
+    admin = [everywhere, asking]
+    commands.add_parser("release", parents=admin, help="restore every GPU of this node now, and stay so")
+    commands.add_parser("resume", parents=admin, help="take plans again after a release")
+    status = commands.add_parser("status", parents=admin, help="what the agent of this node knows")
     status.add_argument("--json", action="store_true", help="as one JSON document")
-    return _WithDefault(parser)
-
-
-class _WithDefault:
-    """``slurm-pfi node --config F`` means ``slurm-pfi node run --config F``."""
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self._parser = parser
-
-    def parse_args(self, argv: list[str]) -> argparse.Namespace:
-        if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
-            argv = ["run", *argv]
-        return self._parser.parse_args(argv)
+    return parser
 
 
 # -------------------------------------------------------------------------------------------------------- run
@@ -127,12 +145,11 @@ def _run(config: Config, config_file: Path, node: str, paths: NodePaths) -> int:
     return DONE
 
 
-def _leave_limits_an_end(name: str | None) -> None:
-    """The config is of no use, and the agent before may have died in a window. systemd names our folder."""
-    folder = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0] or NodeSection().state_dir
+def _leave_limits_an_end(config_file: Path, name: str | None) -> None:
+    """The config is of no use, and the agent before may have died in a window."""
     with contextlib.suppress(ValueError):
-        config = Config(cluster="unknown", node=NodeSection(state_dir=folder))
-        leave_without_agent(config, node_name(name), Log(prefixed="JOURNAL_STREAM" in os.environ))
+        log = Log(prefixed="JOURNAL_STREAM" in os.environ)
+        leave_without_agent(rescue_config(config_file), node_name(name), log)
 
 
 def _take_node(node: str, paths: NodePaths) -> tuple[Lock, int | None]:
@@ -178,7 +195,7 @@ def _release_without_agent(config: Config, node: str, paths: NodePaths, why: Unr
         lock, _ = _take_node(node, paths)
     except LockedError as error:
         raise _StopError(
-            f"the agent of {node} lives but does not answer ({error}): {why}", UNREACHABLE
+            f"the agent of {node} lives but does not answer ({error}): {_told(why, paths)}", UNREACHABLE
         ) from why
     except OSError as error:
         raise _StopError(f"{paths.folder}: {error.strerror}; this is for root", UNREACHABLE) from error
@@ -201,7 +218,7 @@ def _remember_release(paths: NodePaths) -> str:
         paths.plan.unlink(missing_ok=True)
         paths.released.touch()
     except OSError as error:
-        return f"; the next agent takes plans again, for this cannot be kept: {error}"
+        return f"the next agent takes plans again, for this cannot be kept: {error}"
     return ""
 
 
@@ -217,13 +234,15 @@ async def _restore(config: Config, node: str, paths: NodePaths) -> Restored:
 
 
 def _say_restored(node: str, restored: Restored, forgotten: str) -> int:
-    text = f"{node} released without an agent: {len(restored.done)} GPUs at their prior limit"
+    parts = [f"{counted(len(restored.done), 'GPU')} back at the prior limit"] if restored.done else []
     if restored.conflicts:
-        text += f"; left alone, as somebody else had set another limit: {', '.join(restored.conflicts)}"
+        parts.append(f"left alone, as somebody else had set another limit: {', '.join(restored.conflicts)}")
     left = {**restored.failed, **restored.unreadable}
     if left:
-        text += f"; NOT restored: {'; '.join(f'{uuid}: {why}' for uuid, why in left.items())}"
-    return _say(text + forgotten, NO if left or forgotten else DONE)
+        parts.append(f"NOT restored: {'; '.join(f'{uuid}: {why}' for uuid, why in left.items())}")
+    parts = parts or ["nothing to restore: no cap of ours stands"]
+    parts.append(forgotten or "the next agent stays released until 'slurm-pfi node resume'")
+    return _say(f"{node} released without an agent: {'; '.join(parts)}", NO if left or forgotten else DONE)
 
 
 def _resume(node: str, paths: NodePaths) -> int:
@@ -241,7 +260,7 @@ def _status(node: str, paths: NodePaths, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(reply.data, indent=2, sort_keys=True))  # noqa: T201 - what the command is for
     else:
-        print("\n".join(_status_lines(node, reply.data)))  # noqa: T201
+        print("\n".join(status_lines(node, reply.data)))  # noqa: T201
     return DONE
 
 
@@ -250,26 +269,16 @@ def _ask(node: str, paths: NodePaths, command: str) -> Reply:
         return ask(paths.control, command)
     except UnreachableError as error:
         raise _StopError(
-            f"the agent of {node} cannot be reached: {error}; see: systemctl status slurm-pfi-node",
+            f"the agent of {node} cannot be reached: {_told(error, paths)}; "
+            "see: systemctl status slurm-pfi-node",
             UNREACHABLE,
         ) from error
 
 
-def _status_lines(node: str, data: dict[str, Any]) -> list[str]:
-    held = data["held"]
-    plan = f"plan {held['epoch']}/{held['seq']}, {data['mode']}" if held else "no plan"
-    state = "released" if data["released"] else plan
-    controller = "reached" if data["connected"] else "not reached"
-    lines = [f"{node}: {data['summary']}", f"  {state}; controller {controller}; {len(data['runs'])} runs"]
-    for gpu in data["gpus"]:
-        place = "-" if gpu["position"] is None else str(gpu["position"])
-        runs = ",".join(f"{run['job_id']}.{run['restart']}" for run in gpu["runs"]) or "-"
-        lines.append(
-            f"  {place:>2}  {gpu['uuid']}  limit {format_power(gpu['enforced_mw']):>6}"
-            f"  prior {format_power(gpu['prior_mw']):>6}  draw {format_power(gpu['draw_mw']):>6}  runs {runs}"
-            + (f"  {gpu['fault']}" if gpu["fault"] else "")
-        )
-    return lines + [f"  fault: {fault}" for fault in data["faults"]]
+def _told(error: UnreachableError, paths: NodePaths) -> str:
+    if isinstance(error.__cause__, FileNotFoundError | ConnectionRefusedError):
+        return f"no agent listens at {paths.control}"
+    return str(error)
 
 
 def _say(message: str, exit_code: int) -> int:
@@ -277,3 +286,7 @@ def _say(message: str, exit_code: int) -> int:
     stream = sys.stdout if exit_code == DONE else sys.stderr
     print(f"slurm-pfi: {message}", file=stream)
     return exit_code
+
+
+def _warn(message: str) -> None:
+    print(f"slurm-pfi: warning: {message}", file=sys.stderr)  # noqa: T201 - for the admin

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from ..model import PlanStep
+from ..model import GpuId, PlanStep
 from . import intake, sets
 from .limits import LeaveForeign, Record, Rest, Set, Wanted, decide, wanted
 from .messages import (
@@ -37,10 +37,10 @@ from .messages import (
     StopAsked,
     Tick,
 )
-from .state import TOLERANCE_MW, Gpu, Settings, State
+from .state import LET_GO, TOLERANCE_MW, Gpu, Settings, State
 from .turn import Turn
 
-__all__ = ["initial_state", "next_deadline_ns", "step"]
+__all__ = ["initial_state", "next_deadline_ns", "step", "wants"]
 
 
 def initial_state(settings: Settings, now_ns: int) -> State:
@@ -155,8 +155,7 @@ def _resume(turn: Turn) -> None:
 def _freed(turn: Turn) -> None:
     """What becomes of the limits from now on, we do not see."""
     for uuid in turn.state.gpus if turn.state.freeing else ():
-        why = "released and let go of; 'slurm-pfi node resume' takes it up again"
-        turn.change_gpu(uuid, requested_mw=None, enforced_mw=None, draw_mw=None, read_fault=why)
+        turn.change_gpu(uuid, requested_mw=None, enforced_mw=None, draw_mw=None, read_fault=LET_GO)
     turn.change(freed=turn.state.freeing)
     turn.report_soon()
 
@@ -220,9 +219,8 @@ def _expire_settling(turn: Turn) -> None:
             turn.report_soon()
 
 
-def _wants(turn: Turn, found: PlanStep | None) -> dict[str, Wanted]:
-    """What every GPU that may be touched now should be held at."""
-    state = turn.state
+def wants(state: State, found: PlanStep | None) -> dict[GpuId, Wanted]:
+    """What every GPU that may be touched now should be held at, under the step in force."""
     ours = [gpu for gpu in state.gpus.values() if gpu.current_mw is not None and gpu.prior_mw is not None]
     if state.released:
         return {gpu.uuid: _back(gpu, "released by the admin") for gpu in ours}
@@ -236,8 +234,8 @@ def _wants(turn: Turn, found: PlanStep | None) -> dict[str, Wanted]:
     reason = state.held.plan.reason or "plan"
     if found.park_cap_mw is None:
         reason = "window over"
-    wants = ((gpu.uuid, wanted(state, gpu, found, reason)) for gpu in state.gpus.values())
-    return {uuid: want for uuid, want in wants if want is not None}
+    each = ((gpu.uuid, wanted(state, gpu, found, reason)) for gpu in state.gpus.values())
+    return {uuid: want for uuid, want in each if want is not None}
 
 
 def _back(gpu: Gpu, why: str) -> Wanted:
@@ -248,7 +246,7 @@ def _back(gpu: Gpu, why: str) -> Wanted:
 def _set_limits(turn: Turn, found: PlanStep | None) -> None:
     """Every lowering first; raises only when none is under way. Each GPU is judged and fails on its own."""
     raises: list[tuple[Gpu, Set]] = []
-    for uuid, want in _wants(turn, found).items():
+    for uuid, want in wants(turn.state, found).items():
         gpu = turn.state.gpus[uuid]
         decision = decide(gpu, want, turn.now_ns)
         match decision:
@@ -361,13 +359,17 @@ def _stop(turn: Turn) -> None:
     unanswered = sorted(gpu.uuid for gpu in state.gpus.values() if gpu.setting)
     # Before the first list nobody knows what an earlier agent left; who comes at the window's end reads the journal.
     restore_at_ns = _restore_at_ns(turn) if capped or not state.listed else None
-    limits = f"{capped} GPUs keep their limits" if state.listed else "limits of ours, if any, stay"
+    gpus = "1 GPU keeps its limit" if capped == 1 else f"{capped} GPUs keep their limits"
+    limits = gpus if state.listed else "limits of ours, if any, stay"
     if restore_at_ns is not None:
         in_s = max(0, restore_at_ns - turn.now_ns) / 1e9
         reason = f"{limits}; they are restored in {in_s:.1f} s"
         turn.do(LeaveRestorer(at_ns=restore_at_ns))
     elif capped or not state.listed:
-        reason = f"{limits} until an agent is back: no end of the window is known"
+        reason = (
+            f"{limits} until an agent is back: no end of the window is known; "
+            "'slurm-pfi node release' gives them back"
+        )
     else:
         reason = "no GPU holds a limit of ours"
     if unanswered:

@@ -21,7 +21,7 @@ from .messages import (
 )
 from .plan import MAX_NUMBER, MAX_REASON, HeldPlan, malformed, refusal
 from .sets import count_reverted, landed_late, noticed, resolved, settle, tell_readback
-from .state import Gpu, SeenRun, State, near
+from .state import Gpu, Refused, SeenRun, State, near
 from .telemetry import NOTHING_READ, Bounds, over_cap, taken
 from .turn import Turn
 
@@ -53,7 +53,8 @@ def plan_received(turn: Turn, plan: Plan) -> None:
     turn.report_soon()
     if reason:
         epoch, seq = (max(-MAX_NUMBER, min(number, MAX_NUMBER)) for number in (plan.id.epoch, plan.id.seq))
-        turn.change(refused=f"plan {epoch}/{seq} refused: {reason}")
+        last = Refused(plan=f"{epoch}/{seq}", reason=reason, at_ns=turn.now_ns)
+        turn.change(refused=f"plan {epoch}/{seq} refused: {reason}", last_refused=last)
         turn.audit("plan_refused", epoch=epoch, seq=seq, reason=reason)
         return
     turn.audit("plan_accepted", epoch=plan.id.epoch, seq=plan.id.seq, reason=plan.reason)

@@ -7,8 +7,11 @@ import socket
 import time
 from typing import Final
 
+from ..model import GpuId
+from .core import wants
+from .limits import Wanted
 from .report import all_faults, gpu_fault
-from .state import State
+from .state import TOLERANCE_MW, Gpu, State
 
 _SEND_S: Final = 1.0
 _MOST_STATUS_BYTES: Final = 200
@@ -49,12 +52,10 @@ def watchdog_period_s() -> float | None:
 
 def summary(state: State, now_ns: int) -> str:
     """How the node is, in one line for people: what holds, what is capped, what is wrong. No plan: say so."""
-    n_gpus = len(state.gpus)
-    n_capped = sum(gpu.current_mw is not None for gpu in state.gpus.values())
     n_faults = len(all_faults(state)) + sum(bool(gpu_fault(state, gpu)) for gpu in state.gpus.values())
     parts = [_mode(state, now_ns)]
     if state.listed:
-        parts.append(f"{n_capped} of {_count(n_gpus, 'GPU')} capped")
+        parts.append(_capped(state, now_ns))
     else:
         parts.append("GPUs not listed yet" if "nvml" not in state.faults else "GPUs cannot be listed")
     if not state.connected:
@@ -62,6 +63,36 @@ def summary(state: State, now_ns: int) -> str:
     if n_faults:
         parts.append(_count(n_faults, "fault"))
     return ", ".join(parts)
+
+
+def _capped(state: State, now_ns: int) -> str:
+    """How many GPUs have a cap of ours; in a window that not all of them follow: how many do."""
+    n_gpus = len(state.gpus)
+    if window_open(state, now_ns):
+        wanted = wanted_now(state, now_ns)
+        following = sum(follows(gpu, wanted.get(gpu.uuid)) for gpu in state.gpus.values())
+        if following < n_gpus:
+            return f"{following} of {_count(n_gpus, 'GPU')} follow the plan"
+    # One that cannot be read may have lost its cap.
+    capped = sum(gpu.current_mw is not None and gpu.enforced_mw is not None for gpu in state.gpus.values())
+    return f"{capped} of {_count(n_gpus, 'GPU')} capped"
+
+
+def wanted_now(state: State, now_ns: int) -> dict[GpuId, Wanted]:
+    """What the plan wants of each GPU now; one that must not be touched is not in it."""
+    if state.held is None:
+        return {}
+    _, found = state.held.in_force(now_ns, skip_lease=state.settings.skip_lease)
+    return wants(state, found)
+
+
+def follows(gpu: Gpu, want: Wanted | None) -> bool:
+    """Whether this GPU is known to stand no higher than what is wanted of it, as far as its board can."""
+    if want is None or gpu.requested_mw is None or gpu.enforced_mw is None or gpu.setting:
+        return False
+    if gpu.current_mw is not None and gpu.requested_mw == gpu.made_mw and gpu.current_mw == want.cap_mw:
+        return True  # the board has no nearer value
+    return max(gpu.requested_mw, gpu.enforced_mw) <= want.cap_mw + TOLERANCE_MW
 
 
 def _mode(state: State, now_ns: int) -> str:

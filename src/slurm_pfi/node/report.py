@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..model import GpuReport, Report, ReportId, Run, RunReport
 from .standing import UNSETTABLE, standing_faults
-from .state import Gpu, State, ceiling_mw
+from .state import LET_GO, Gpu, State, ceiling_mw
 
 
 def build_report(state: State, now_ns: int) -> Report:
@@ -42,9 +42,11 @@ def all_faults(state: State) -> tuple[str, ...]:
 
 
 def gpu_fault(state: State, gpu: Gpu) -> str:
-    """Why this GPU may not follow a plan; empty if it will."""
+    """Why this GPU may not follow a plan; empty if it will, and while an admin's release lets go of it."""
     if gpu.blocked:
         return gpu.blocked
+    if gpu.read_fault == LET_GO:
+        return ""
     if gpu.requested_mw is None or gpu.enforced_mw is None:
         return gpu.read_fault or "limits not read"
     if gpu.settable is False:

@@ -14,6 +14,9 @@ from .telemetry import NOTHING_READ, Telemetry
 NS_PER_S: Final = 1_000_000_000
 TOLERANCE_MW: Final = 1000  # boards may round: a read-back within 1 W is the value asked for
 
+LET_GO: Final = "released and let go of; 'slurm-pfi node resume' takes it up again"
+"""In the place of why a GPU cannot be read, while its admin wants it so: no fault."""
+
 Orphan = Literal["hold", "release"]
 
 Cause = Literal["default value", "another value", "reset", "driver restart"]
@@ -168,12 +171,21 @@ class SeenRun:
     unknown: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A plan that changed nothing, and why; ``plan`` is ``epoch/seq``."""
+
+    plan: str
+    reason: str
+    at_ns: int
+
+
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """The whole agent. ``sent_ns`` holds the reports young enough to be answered by a plan.
 
     ``released``: an admin has taken the node from us; then the GPUs are restored, ``freed`` and left alone.
     ``reverted`` counts caps found lifted, by cause; ``relists`` how often in a row the GPUs were listed
-    without a quiet time in between.
+    without a quiet time in between. ``refused`` is what the next report says, ``last_refused`` stays.
     """
 
     settings: Settings
@@ -199,6 +211,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     seq: int = 0
     sent_ns: dict[int, int] = {}
     refused: str = ""
+    last_refused: Refused | None = None
     faults: dict[str, str] = {}
     in_force: PlanId | None = None
     in_force_step: int = -1
