@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from slurm_pfi.bus.asking import ask
 from slurm_pfi.controller.core import Core
 from slurm_pfi.controller.dispatch import late_s
 from slurm_pfi.controller.remembered import RememberedDraws
@@ -21,6 +22,7 @@ from slurm_pfi.controller.state import OffChanged, State
 from slurm_pfi.gpu.device import DeviceSample
 from slurm_pfi.node import messages as nm
 
+from .forecast_site import ForecastSite, served
 from .world import NS, SEEDS, Fate, SimNode, World
 
 W = 1000
@@ -475,3 +477,14 @@ def test_no_draw_passes_the_draw_before_in_any_order_of_things(seed: int) -> Non
     world.fate.loss = 0.0
     world.slurm_up = True
     assert world.run_until_restored(HOLD_S + RAMP_S + 30)
+
+
+def test_who_clears_a_limit_is_told_how_long_giving_back_takes(tmp_path: Path) -> None:
+    site = ForecastSite(nodes=1, rebound_s=1800.0)
+    site.limit(1000)
+    site.cycle()
+    assert site.state.window is not None
+    with served(site, tmp_path):
+        reply = ask(tmp_path / "run/control.sock", "limit_clear", {"id": None})
+    assert "no new peak for 30 min (times.rebound_s)" in reply.message
+    assert "then the rest within 60 s;" in reply.message

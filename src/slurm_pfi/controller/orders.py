@@ -20,6 +20,7 @@ from .answers import ANSWERS, Answers
 from .budget import look
 from .forecast_orders import FORECASTS, Forecasts
 from .fresh import Fresh
+from .rebound import release_s
 from .shares import Shares, candidates, share
 from .state import LimitsChanged
 from .views import limit_view, site_view
@@ -230,7 +231,8 @@ class Orders:
         rebound_s = control.config.times.rebound_s
         slowly = (
             f"\ncaps rise slowly if no other limit binds: no new peak for {format_duration(rebound_s)} "
-            "(times.rebound_s); 'slurm-pfi off' would lift them at once"
+            f"(times.rebound_s),\nthen the rest within {format_duration(release_s(control.config))}; "
+            "'slurm-pfi off' would lift them at once"
         )
         message = f"cleared: {', '.join(cleared) or 'nothing'}{slowly if open_now and rebound_s else ''}"
         return Reply(ok=True, message=message, data=cleared)

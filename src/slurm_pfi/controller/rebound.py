@@ -132,6 +132,11 @@ def begins(state: State, config: Config, site: SiteView) -> bool:
     )
 
 
+def release_s(config: Config) -> float:
+    """How long giving back what is still held takes at most, once the site may draw more than before."""
+    return quick_s(config) if config.policy.ramp_up_w_per_s is None else config.times.rebound_s
+
+
 def _reported_mw(gpu: Gpu) -> int:
     """The most that its limit could be as it was reported: what a predecessor sent since is for the ledger to count."""
     return gpu.worst_mw if gpu.report.ceiling_mw is None else gpu.report.ceiling_mw
@@ -161,13 +166,12 @@ def _begin(
     held_ns = 0 if before_mw is None else round(rebound_s * NS_PER_S)
     if inherited and state.held_until_ns is not None:
         held_ns = min(held_ns, max(0, state.held_until_ns - now_ns))
-    release_s = quick_s(config) if ramp_w_per_s is None else rebound_s
     gap_mw = max(0, (uncapped_mw if before_mw is None else before_mw) - from_mw)
     rise = gap_mw / quick_s(config) if ramp_w_per_s is None else ramp_w_per_s * MW_PER_W
     return Rebound(
         began_ns=now_ns,
         until_ns=now_ns + held_ns,
-        ends_ns=now_ns + held_ns + round(release_s * NS_PER_S),
+        ends_ns=now_ns + held_ns + round(release_s(config) * NS_PER_S),
         from_mw=from_mw,
         spare_mw=from_mw - total_mw,
         counted_mw=counted_mw,
