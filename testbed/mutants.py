@@ -63,8 +63,8 @@ MUTANTS: Final = (
         name="a-rebound-without-its-limit",
         invariant="no new peak",
         file="controller/rebound.py",
-        old="    return Hold(rebound, asking, max(least_mw, level_mw), before_mw, least_mw)",
-        new="    return Hold(rebound, asking, uncapped_mw - MW_PER_W, before_mw, least_mw)",
+        old="    return Hold(rebound, asking, max(least_mw, level_mw), before_mw, least_mw, floors_mw)",
+        new="    return Hold(rebound, asking, uncapped_mw - MW_PER_W, before_mw, least_mw, floors_mw)",
         tests=REBOUND,
     ),
     Mutant(
@@ -73,6 +73,14 @@ MUTANTS: Final = (
         file="controller/rebound.py",
         old="    asking = tuple(_kept(one, rebound) for one in asking)\n",
         new="",
+        tests=REBOUND,
+    ),
+    Mutant(
+        name="a-release-told-as-the-floor-that-was-promised",
+        invariant="5",
+        file="controller/planning.py",
+        old="floor_mw=demand.floor_mw if held is None else held.floors_mw.get(shares.members[i]),",
+        new="floor_mw=demand.floor_mw,",
         tests=REBOUND,
     ),
     Mutant(
