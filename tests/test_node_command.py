@@ -17,6 +17,7 @@ from slurm_pfi.__main__ import node_words
 from slurm_pfi.cli.root import main as root_main
 from slurm_pfi.node.messages import DevicesFreed, ReleaseAsked, StopAsked
 from slurm_pfi.node.notify import summary
+from slurm_pfi.node.overview import overview
 from slurm_pfi.node.report import gpu_fault
 from slurm_pfi.node.rescue import rescue_config
 from testbed import gpus
@@ -322,3 +323,20 @@ def test_a_stop_whose_window_has_no_end_names_the_red_button(world: World) -> No
         "3 GPUs keep their limits until an agent is back: no end of the window is known; "
         "'slurm-pfi node release' gives them back"
     )
+
+
+def test_the_plan_refused_last_is_shown_for_an_hour(world: World) -> None:
+    assert world.window(200_000)
+    assert overview(world.state, world.now_ns)["last_refused"] is None
+    assert not world.window(1)
+    refused = overview(world.state, world.now_ns + 40_000_000_000)["last_refused"]
+    assert (refused["plan"], refused["age_s"]) == ("1/2", 40.0)
+    assert "park cap 1 mW lies outside" in refused["reason"]
+    assert overview(world.state, world.now_ns + 3_601_000_000_000)["last_refused"] is None
+
+
+def test_gpus_are_shown_by_position_and_those_without_one_last(world: World) -> None:
+    places = {"GPU-0": 2, "GPU-1": None, "GPU-2": 0}
+    moved = {u: structs.replace(gpu, position=places[u]) for u, gpu in world.state.gpus.items()}
+    shown = overview(structs.replace(world.state, gpus=moved), world.now_ns)["gpus"]
+    assert [gpu["position"] for gpu in shown] == [0, 2, None]

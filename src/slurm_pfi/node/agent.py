@@ -32,11 +32,11 @@ from .messages import (
     ResumeAsked,
     StopAsked,
 )
-from .notify import notify, reloading, status, summary, wanted_now, watchdog_period_s
+from .notify import notify, reloading, status, summary, watchdog_period_s
+from .overview import overview
 from .paths import BUS_SOCKET, NodePaths
 from .plan import HeldPlan
 from .progress_socket import ProgressSocket
-from .report import build_report, gpu_fault
 from .restorer import leave
 from .runtime import Runtime, wait_until
 from .sender import JobFinder
@@ -52,7 +52,6 @@ SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 STOP_S: Final = 10.0
 """The longest way from SIGTERM to the end: sets under way 3 s, systemd 3 s, the NVML process 3 s."""
 _RELEASE_S: Final = 20.0
-_REFUSED_SHOWN_S: Final = 3600.0
 _MOST_REFUSED_UIDS: Final = 1024
 
 
@@ -290,22 +289,9 @@ class Agent:
         return Reply(ok=True, message=message)
 
     def _status(self) -> dict[str, Any]:
-        state, now_ns = self.runtime.state, time.monotonic_ns()
-        data: dict[str, Any] = msgspec.to_builtins(build_report(state, now_ns))
-        data["summary"] = self._summary()
-        data["settings"] = msgspec.to_builtins(state.settings)
-        data["connected"] = state.connected
-        data["mode"] = state.held.plan.mode if state.held else None
+        data = overview(self.runtime.state, time.monotonic_ns())
         data["progress_dropped"] = dict(self._progress.dropped)
         data["job_files_ignored"] = self._ignored
-        data["last_refused"] = _last_refused(state, now_ns)
-        wanted = wanted_now(state, now_ns)
-        data["gpus"] = sorted(data["gpus"], key=_by_position)
-        for gpu in data["gpus"]:
-            known, want = state.gpus[gpu["uuid"]], wanted.get(gpu["uuid"])
-            gpu["current_mw"] = known.current_mw
-            gpu["cap_mw"] = want.cap_mw if want and known.prior_mw and want.cap_mw < known.prior_mw else None
-            gpu["fault"] = gpu_fault(state, known)
         return data
 
     # --------------------------------------------------------------------------------------------- the rest
@@ -357,20 +343,6 @@ def _reloaded(old: Config, new: Config) -> tuple[Config, list[str]]:
         "times.device_deadline_s": kept.times != new.times,
     }
     return kept, [name for name, differs in differing.items() if differs]
-
-
-def _by_position(gpu: dict[str, Any]) -> tuple[bool, int, str]:
-    """GPUs of no position come last."""
-    position = gpu["position"]
-    return position is None, position or 0, gpu["uuid"]
-
-
-def _last_refused(state: State, now_ns: int) -> dict[str, Any] | None:
-    """The plan refused last and why, for as long as an admin may look for it."""
-    refused = state.last_refused
-    if refused is None or now_ns - refused.at_ns > _REFUSED_SHOWN_S * 1e9:
-        return None
-    return {"plan": refused.plan, "age_s": (now_ns - refused.at_ns) / 1e9, "reason": refused.reason}
 
 
 def _all_rest(state: State) -> bool:
