@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_pfi.gpu.device import UnknownDeviceError
+from slurm_pfi.gpu.device import LostError, UnknownDeviceError
 from slurm_pfi.node.faultlines import FaultLines
 from slurm_pfi.node.log import Log
 from tests import node_world
@@ -123,6 +123,50 @@ def test_the_last_word_is_not_an_old_one(clock: Clock, written: Written, log: Lo
     assert "controller reached" in written.lines()[-1]
 
 
+def counted_words(written: Written) -> list[str]:
+    """Event and what it is about, in the order of the log."""
+    return [" ".join(line.split()[1:]).partition(" repeated=")[0] for line in written.lines()]
+
+
+@pytest.mark.parametrize(
+    ("word", "opposite"),
+    [("fault", "fault over"), ("released", "resumed"), ("controller not reached", "controller reached")],
+)
+def test_what_is_over_is_not_told_after_its_end(
+    clock: Clock, written: Written, log: Log, word: str, opposite: str
+) -> None:
+    """Whether the end is written at once or counted itself."""
+    for _ in range(5):
+        log.warning(word, what="x")
+        clock.now_s += 5.0
+    log.info(opposite, what="x")
+    count = len(written.lines())
+    assert counted_words(written) == [f"{word} what=x", f"{word} what=x", f"{opposite} what=x"]
+    clock.now_s += 61.0
+    log.tell_repeated()
+    assert len(written.lines()) == count, "nothing is left to say"
+    log.warning(word, what="x")
+    clock.now_s += 50.0
+    log.info(opposite, what="x")
+    clock.now_s += 15.0
+    log.tell_repeated()  # the older one is due, the newer one is told with it
+    assert counted_words(written)[count:] == [f"{word} what=x", f"{opposite} what=x"]
+
+
+def test_nothing_is_told_after_the_agent_has_stopped(clock: Clock, written: Written, log: Log) -> None:
+    for _ in range(2):
+        log.audited("released", {"reason": "admin"})
+        clock.now_s += 5.0
+        log.audited("resumed", {"reason": "admin"})
+        clock.now_s += 5.0
+    log.audited("set_failed", {"uuid": "GPU-0"})
+    log.audited("set_failed", {"uuid": "GPU-0"})
+    log.audited("stopped", {"reason": "no GPU holds a limit of ours"})
+    log.tell_repeated(all_of_it=True)
+    events = [words.split()[0] for words in counted_words(written)]
+    assert events == ["released", "resumed", "set_failed", "released", "resumed", "set_failed", "stopped"]
+
+
 def test_what_differs_is_written_but_not_without_end(clock: Clock, written: Written, log: Log) -> None:
     for number in range(5000):
         log.info("run_seen", run=f"c:{number}.0", gpus=[], reason="job file")
@@ -147,6 +191,52 @@ def test_a_fault_in_which_only_a_number_changes_is_said_once(written: Written, l
         lines.say(node_world.replace(world.state, faults=faults))
     lines.say(world.state)
     assert [line.split(" what=")[0] for line in written.lines()] == ["warning fault", "info fault over"]
+
+
+def test_a_lost_gpu_is_one_fault_until_it_is_back(written: Written, log: Log) -> None:
+    """Whichever NVML function tells of it, and whether a reading or a list does."""
+    world = World(3).start()
+    lines = FaultLines(log)
+    lost = [
+        LostError(f"GPU-1: {function}: GPU is lost (code 15)", uuid="GPU-1", code=15)
+        for function in (
+            "nvmlDeviceGetFieldValues",
+            "nvmlDeviceGetHandleByIndex",
+            "nvmlDeviceGetHandleByUUID",
+        )
+    ]
+    lost.append(LostError("GPU-1: no such device", uuid="GPU-1", code=6))
+    for error in lost:
+        for what in ("sample", "list"):
+            world.devices.fail(what, error)
+            for _ in range(4):
+                world.advance(10 * S)
+                lines.say(world.state)
+    (line,) = written.lines()
+    assert line == (
+        'warning fault what="GPU-1 (position 1): off the bus (NVML code 15); '
+        'look for Xid in dmesg, reset it or drain the node"'
+    )
+    world.devices.clear_faults()
+    world.advance(40 * S)
+    lines.say(world.state)
+    assert written.lines()[1:] == [line.replace("warning fault", "info fault over")]
+
+
+def test_a_gpu_whose_fault_changes_its_kind_is_not_well_in_between(written: Written, log: Log) -> None:
+    world = World(2).start()
+    lines = FaultLines(log)
+
+    def say(*faults: str) -> None:
+        gpu = node_world.replace(world.state.gpus["GPU-1"], requested_mw=None)
+        for fault in faults:
+            gpus = {**world.state.gpus, "GPU-1": node_world.replace(gpu, read_fault=fault)}
+            lines.say(node_world.replace(world.state, gpus=gpus))
+
+    say("off the bus (NVML code 15)", "an NVML call hangs (5 s)", "off the bus (no such device)")
+    assert len(written.lines("fault over")) == 0
+    lines.say(world.state)
+    assert len(written.lines("fault over")) == 1 and "off the bus" in written.lines()[-1]
 
 
 def test_text_of_others_forges_no_line(written: Written, log: Log) -> None:

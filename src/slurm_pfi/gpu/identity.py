@@ -14,6 +14,7 @@ from ..model import Frozen
 UNKNOWN: Final = "unknown"
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _PROC: Final = Path("/proc")
+_VERSION: Final = Path("/sys/module/nvidia/version")
 _DRIVER_THREAD: Final = "nv_queue"
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}", re.ASCII)
 
@@ -43,6 +44,14 @@ def read_identity(folder: Path | None = None, *, proc: Path = _PROC) -> HostIden
     if folder is not None:
         return HostIdentity(boot_id=_read(folder / "boot_id"), driver_start=_read(folder / "driver_start"))
     return HostIdentity(boot_id=_read(_BOOT_ID), driver_start=_driver_start(proc))
+
+
+def driver_version(path: Path = _VERSION) -> str | None:
+    """The version of the kernel module that is loaded; None where it does not say."""
+    try:
+        return _read(path)
+    except IdentityError:
+        return None
 
 
 def _read(path: Path) -> str:

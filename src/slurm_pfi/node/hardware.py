@@ -21,8 +21,26 @@ from .state import near
 IN_DOUBT = frozenset({"DeadlineError", "LibraryGoneError", "UnknownDeviceError"})
 LASTING = frozenset({"PermissionDeniedError", "UnsupportedError"})
 _FILES_S: Final = 8.0  # slurmd is given 5 s of these
+_LATE_FILES_S: Final = 2.0  # the same where the file system was slow to answer already
 _SIGN_S: Final = 0.1
+_UNKNOWN: Final = object()
+_NO_ANSWER: Final = "slurm.conf and gres.conf cannot be read: no answer; look at the file system they lie on"
 T = TypeVar("T")
+
+
+class FilesUnreadError(Exception):
+    """Slurm's files cannot be read now. What they said last may still hold."""
+
+
+@dataclass(frozen=True)
+class _Understood:
+    """Slurm's files as last understood, and where they have led since, in one start of the driver."""
+
+    files: dict[int, str]
+    sign: object
+    host: HostIdentity
+    minors: dict[GpuId, int]
+    positions: dict[int, GpuId]
 
 
 class _Aside(Generic[T]):
@@ -46,8 +64,10 @@ class _Aside(Generic[T]):
 class Hardware:
     """GPUs and the record of their limits. ``identity`` and ``gres_files`` are read anew at each listing.
 
-    ``gres_files`` gives the device file of each position in gres.conf, or a text that says why it cannot.
-    ``map_sign`` is cheap and differs when positions may lead elsewhere than at the last listing. Threads call both.
+    ``gres_files`` gives the device file of each position in gres.conf, or a text that says why it cannot; it raises
+    FilesUnreadError where trying again may help.
+    ``map_sign`` is cheap and differs when positions may lead elsewhere than at the last listing; it raises OSError
+    where it cannot be told. Threads call both.
     ``may_set`` False: the driver will take no limit from this process, which is said without trying.
     ``may_replace``, set by who knows, says whether a process that serves GPUs may be replaced for one that hangs.
     """
@@ -61,6 +81,7 @@ class Hardware:
     may_set: bool = True
     may_replace: Callable[[], bool] = lambda: True
     _listed_with: object = None
+    _understood: _Understood | None = None
 
     def __post_init__(self) -> None:
         self._files = _Aside(self.gres_files)
@@ -69,19 +90,14 @@ class Hardware:
     async def look(self) -> DevicesListed | DevicesUnavailable:
         """Enumerate. Never raises for what a device, a driver or a file may do."""
         # First, for slurmd may have to be asked: what GPUs say must not be old when it is told.
-        files: dict[int, str] | str
-        try:
-            self._listed_with = await self._sign.result(_SIGN_S)
-            files = await self._files.result(_FILES_S)
-        except TimeoutError:
-            files = "slurm.conf and gres.conf cannot be read: no answer; look at the file system they lie on"
+        files = await self._read_files()
         try:
             infos, failures = await self.devices.list_devices()
             identity = self.identity()
         except (DeviceError, IdentityError) as error:
             return DevicesUnavailable(error=f"GPUs cannot be listed: {error}")
         entries, lost = self._entries(infos, identity)
-        positions, map_fault = _positions(files, infos)
+        positions, map_fault = self._positions(files, infos, failures, identity)
         return DevicesListed(
             devices=infos if self.may_set else tuple(map(_not_settable, infos)),
             failures=(*failures, *_unlisted(lost, failures)),
@@ -124,8 +140,67 @@ class Hardware:
     async def _map_changed(self) -> bool:
         try:
             return self._listed_with != await self._sign.result(_SIGN_S)
-        except TimeoutError:
+        except OSError:  # no answer in time, too
             return False
+
+    async def _read_files(self) -> dict[int, str] | str | FilesUnreadError:
+        wait_s = _FILES_S
+        try:
+            self._listed_with = await self._sign.result(_SIGN_S)
+        except OSError:
+            self._listed_with = _UNKNOWN  # as soon as it is known, the GPUs are listed anew
+            wait_s = min(_FILES_S, _LATE_FILES_S)
+        try:
+            return await self._files.result(wait_s)
+        except TimeoutError:
+            return FilesUnreadError(_NO_ANSWER)
+        except FilesUnreadError as error:
+            return error
+
+    def _positions(
+        self,
+        read: dict[int, str] | str | FilesUnreadError,
+        infos: tuple[DeviceInfo, ...],
+        failures: tuple[DeviceFailure, ...],
+        host: HostIdentity,
+    ) -> tuple[dict[int, GpuId], str]:
+        """The GPU of each position, and why not of all.
+
+        Files that cannot be read lead where they led, as long as the driver and its GPUs are the same.
+        """
+        last = self._understood if self._understood and self._understood.host == host else None
+        if isinstance(read, dict):
+            files, sign, unread = read, self._listed_with, ""
+        elif last is not None and self._still_hold(read, last, infos):
+            files, sign, unread = last.files, last.sign, f"{read}; positions stay as they were last read"
+        else:
+            return {}, str(read)
+        found = resolve(files, infos)
+        positions = {place: to for place, to in found.items() if not isinstance(to, Unresolved)}
+        led = {p: to for p, to in last.positions.items() if last.files[p] == files.get(p)} if last else {}
+        named = {failure.uuid for failure in failures}  # a GPU that is lost is one fault, and not gres.conf's
+        lost = "; ".join(
+            f"position {place}: {to.reason}"
+            for place, to in found.items()
+            if isinstance(to, Unresolved) and led.get(place) not in named
+        )
+        self._understood = _Understood(
+            files=files,
+            sign=sign,
+            host=host,
+            minors=(last.minors if last else {}) | {info.uuid: info.minor for info in infos},
+            positions=led | positions,
+        )
+        return positions, "; ".join(
+            text for text in (unread, f"gres.conf does not lead to every GPU: {lost}" if lost else "") if text
+        )
+
+    def _still_hold(
+        self, read: str | FilesUnreadError, last: _Understood, infos: tuple[DeviceInfo, ...]
+    ) -> bool:
+        """Whether the files last understood are the ones to go by: not where they now say what is not understood."""
+        changed = isinstance(read, str) and self._listed_with not in (_UNKNOWN, last.sign)
+        return not changed and all(last.minors.get(info.uuid) == info.minor for info in infos)
 
     async def free(self) -> DevicesFreed:
         """Let go of every GPU; the next question takes them up again."""
@@ -147,16 +222,6 @@ class Hardware:
 def _not_settable(info: DeviceInfo) -> DeviceInfo:
     capabilities = msgspec.structs.replace(info.capabilities, settable=False)
     return msgspec.structs.replace(info, capabilities=capabilities)
-
-
-def _positions(files: dict[int, str] | str, infos: tuple[DeviceInfo, ...]) -> tuple[dict[int, GpuId], str]:
-    """The GPU of each position, and why not of all."""
-    if isinstance(files, str):
-        return {}, files
-    found = resolve(files, infos)
-    lost = [f"position {p}: {to.reason}" for p, to in found.items() if isinstance(to, Unresolved)]
-    positions = {p: to for p, to in found.items() if not isinstance(to, Unresolved)}
-    return positions, f"gres.conf does not lead to every GPU: {'; '.join(lost)}" if lost else ""
 
 
 def _unlisted(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from ..gpu.device import DeviceFailure, DeviceInfo, DeviceSample, LibraryGoneError
+from ..gpu.device import DeviceFailure, DeviceInfo, DeviceSample, LibraryGoneError, LostError
 from ..model import GpuId, Plan, Run
 from .jobfile import JobFile
 from .limits import first_sight, found_prior
@@ -24,8 +24,8 @@ from .sets import count_reverted, landed_late, noticed, resolved, settle, tell_r
 from .state import Gpu, Refused, SeenRun, State, near
 from .telemetry import NOTHING_READ, Bounds, over_cap, taken
 from .turn import Turn
+from .wording import GONE_KINDS, NOT_LISTED, bare, device_fault
 
-GONE_KINDS = frozenset({"LostError", "NeedsResetError"})
 MEASURED = ("draw", "energy", "cap")
 """What of a GPU's readings may be wrong while it answers."""
 
@@ -172,8 +172,11 @@ def devices_listed(turn: Turn, event: DevicesListed) -> None:
     missing = {uuid: _missing(gpu, failed.get(uuid)) for uuid, gpu in old.items() if uuid not in listed}
     known = {uuid: _paced(turn, before.get(uuid), gpu) for uuid, gpu in {**listed, **missing}.items()}
     blocked = any(gpu.blocked for gpu in listed.values())  # its entry may be put right, the disk freed
-    unsound = bool(event.failures or event.map_fault or missing or blocked)
+    unsound = bool(event.failures or missing or blocked)
     first = not turn.state.listed
+    again_ns = settings.relist_ns if unsound else settings.survey_ns
+    if event.map_fault:
+        again_ns = turn.state.relist_pause_ns  # a file system that was slow for a moment answers by then
     turn.change(
         gpus={uuid: known[uuid] for uuid in (*old, *listed)},  # reports keep their order
         # One that does not answer stays where it was: its run must not pass for a run without a GPU.
@@ -182,16 +185,36 @@ def devices_listed(turn: Turn, event: DevicesListed) -> None:
         driver_start=event.driver_start,
         listed=True,
         listing=False,
-        relist_at_ns=turn.now_ns + (settings.relist_ns if unsound else settings.survey_ns),
+        relist_at_ns=turn.now_ns + again_ns,
     )
     _locate_runs(turn)
-    turn.fault("nvml", "; ".join(f"{failure.uuid}: {failure.message}" for failure in event.failures))
+    _tell_failures(turn, event.failures)
     turn.fault("map", event.map_fault)
     if first:
         _adopt(turn)
     for uuid in turn.state.gpus:
         learn_prior(turn, uuid)
     turn.report_soon()
+
+
+def _tell_failures(turn: Turn, failures: tuple[DeviceFailure, ...]) -> None:
+    """Each once: a GPU that is unknown by now says so itself, and one that is still read is named as not listed."""
+    gpus = turn.state.gpus
+    others = [failure for failure in failures if failure.uuid not in gpus]
+    texts = [f"{one.uuid}: {bare(one.uuid, one.message)}" if one.uuid else one.message for one in others]
+    turn.fault("nvml", "; ".join(texts))
+    failed = {failure.uuid: failure for failure in failures}
+    for what in tuple(turn.state.faults):
+        if what.startswith(NOT_LISTED) and what.removeprefix(NOT_LISTED) not in gpus:
+            turn.fault(what, "")
+    for uuid, gpu in gpus.items():
+        failure = failed.get(uuid) if gpu.requested_mw is not None else None
+        told = f"{uuid}: cannot be listed: {_why(gpu, failure.kind, failure.message)}" if failure else ""
+        turn.fault(NOT_LISTED + uuid, told)
+
+
+def _why(gpu: Gpu, kind: str, message: str) -> str:
+    return device_fault(gpu.uuid, kind, message, capped=gpu.current_mw is not None)
 
 
 def _listed(turn: Turn, gpu: Gpu, info: DeviceInfo, position: int | None) -> Gpu:
@@ -228,8 +251,9 @@ def _paced(turn: Turn, before: Gpu | None, gpu: Gpu) -> Gpu:
 def _missing(gpu: Gpu, failure: DeviceFailure | None) -> Gpu:
     """A GPU that was there. One that only does not answer keeps its last safe state until its readings are old."""
     if failure is not None and failure.kind not in GONE_KINDS:
-        return structs.replace(gpu, read_fault=f"{failure.kind}: {failure.message}")
-    why = "no longer listed" if failure is None else f"{failure.kind}: {failure.message}"
+        return structs.replace(gpu, read_fault=_why(gpu, failure.kind, failure.message))
+    kind, message = (failure.kind, failure.message) if failure else (LostError.__name__, "no longer listed")
+    why = _why(gpu, kind, message)
     return structs.replace(gpu, requested_mw=None, enforced_mw=None, draw_mw=None, read_fault=why, gone=True)
 
 
@@ -272,7 +296,8 @@ def sampled(turn: Turn, event: Sampled) -> None:
         if gpu is None:
             continue
         if isinstance(sample, DeviceFailure):
-            _unread(turn, gpu, f"{sample.kind}: {sample.message}", gone=sample.kind in GONE_KINDS)
+            why = _why(gpu, sample.kind, sample.message)
+            _unread(turn, gpu, why, gone=sample.kind in GONE_KINDS)
             if sample.kind == LibraryGoneError.__name__:
                 turn.driver_lost(sample.uuid)
         elif gpu.driver_lost:  # it answers again: who it is comes before what it says
@@ -293,6 +318,7 @@ def _unread(turn: Turn, gpu: Gpu, fault: str, *, gone: bool) -> None:
         turn.fault(f"{what} of {gpu.uuid}", "")
     if gone or turn.now_ns - gpu.read_ns > settings.response_ns:
         turn.change_gpu(gpu.uuid, requested_mw=None, enforced_mw=None, gone=gpu.gone or gone)
+        turn.fault(NOT_LISTED + gpu.uuid, "")  # it says itself what is wrong
         turn.relist_soon()  # the device or the driver may have been replaced
 
 

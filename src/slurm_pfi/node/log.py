@@ -2,8 +2,8 @@
 
 What repeats is counted, not written: the first time in full, then a line with the last one and ``repeated=N in_s=...``
 after a minute, ten minutes, an hour and six hours, and once more when it has been quiet for a minute. So a failure of
-eight GPUs each second for a day is some forty lines, and the last word on a thing is never an old one. What was done to
-a GPU is in audit.jsonl line by line.
+eight GPUs each second for a day is some forty lines. The last word on a thing is never an old one: before an event that
+ends another is written, what was counted of that other one is. What was done to a GPU is in audit.jsonl line by line.
 
 structlog is not used here: where rich is installed it imports it, and this process runs as root with little in it.
 """
@@ -14,13 +14,20 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final, TextIO
 
 # systemd reads the level from this prefix (sd-daemon(3)) and strips it.
 _PREFIX: Final = {"info": "<6>", "warning": "<4>", "error": "<3>"}
 _GRAVE: Final = frozenset({"set_failed", "conflict", "reverted", "plan_refused"})
+
+_OPPOSITES: Final = (
+    frozenset({"fault", "fault over"}),
+    frozenset({"released", "resumed"}),
+    frozenset({"controller reached", "controller not reached"}),
+)
+_LAST: Final = "stopped"  # nothing from before is told after it
 
 _SAME_S: Final = 600.0  # the same words again within this time are a repetition
 _QUIET_S: Final = 60.0
@@ -43,6 +50,7 @@ class _Kind:
     unsaid: int = 0
     since_s: float = 0.0
     last_s: float = 0.0
+    order: int = 0
     last: str = ""
     pause: int = 0
     due_s: float = 0.0
@@ -86,6 +94,7 @@ class Log:
         self._stream = stream
         self._clock = clock
         self._kinds: dict[tuple[str, str], _Kind] = {}
+        self._taken = 0
 
     def info(self, event: str, **fields: object) -> None:
         self._take("info", event, fields)
@@ -104,23 +113,32 @@ class Log:
         """Write what has been counted and is due. To be called every few seconds, and with ``all_of_it`` in the end."""
         now_s = self._clock()
         due = [
-            (kind.last_s, event, kind)
+            event
             for (_, event), kind in self._kinds.items()
             if kind.unsaid and (all_of_it or now_s >= kind.due_s or now_s - kind.last_s >= _QUIET_S)
         ]
-        for _, event, kind in sorted(due, key=lambda each: each[0]):
-            self._tell(event, kind, now_s)
+        self._tell_all({word for event in due for word in _about(event)}, now_s)
 
     def _take(self, level: str, event: str, fields: Mapping[str, object]) -> None:
         now_s = self._clock()
+        self._taken += 1
         words = " ".join(f"{key}={_quoted(value)}" for key, value in fields.items())
         kind = self._kinds.setdefault((level, event), _Kind(level=level, room_s=now_s))
         if kind.is_new(_alike_in_quotes(words), now_s):
+            before = {name for _, name in self._kinds} if event == _LAST else _about(event) - {event}
+            self._tell_all(before, now_s)
             self._write(level, f"{event} {words}")
             return
         kind.count(words, now_s)
+        kind.order = self._taken
         if now_s >= kind.due_s:
-            self._tell(event, kind, now_s)
+            self._tell_all(_about(event), now_s)
+
+    def _tell_all(self, events: Set[str], now_s: float) -> None:
+        """What was counted of these events, in the order in which they came last."""
+        counted = [(name, kind) for (_, name), kind in self._kinds.items() if kind.unsaid and name in events]
+        for name, kind in sorted(counted, key=lambda each: each[1].order):
+            self._tell(name, kind, now_s)
 
     def _tell(self, event: str, kind: _Kind, now_s: float) -> None:
         self._write(
@@ -136,6 +154,11 @@ class Log:
             stream.flush()
         except (OSError, ValueError):
             return  # nobody reads the log any more; limits must still be kept
+
+
+def _about(event: str) -> frozenset[str]:
+    """The event and the one that tells of the opposite."""
+    return next((pair for pair in _OPPOSITES if event in pair), frozenset({event}))
 
 
 def alike(text: str) -> str:

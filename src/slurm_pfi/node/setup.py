@@ -18,7 +18,7 @@ from ..gpu.rights import may_set_limits
 from ..slurm.gres import GresError
 from ..slurm.gresconf import gpu_files
 from ..slurm.slurmd import ask_slurmd
-from .hardware import Hardware
+from .hardware import FilesUnreadError, Hardware
 from .paths import NodePaths
 from .state import NS_PER_S, Settings
 
@@ -34,7 +34,7 @@ def make_hardware(config: Config, node: str, paths: NodePaths) -> Hardware:
         ),
         journal_folder=paths.journal,
         identity=lambda: identity_of(config, node),
-        gres_files=lambda: gres_files(config, node),
+        gres_files=lambda: read_gres_files(config, node),
         map_sign=lambda: map_sign(config),
         may_set=config.simulated or may_set_limits(),
     )
@@ -60,12 +60,23 @@ def gres_files(config: Config, node: str) -> dict[int, str] | str:
     gres.conf lies beside slurm.conf. Where its text leaves the order to slurmd, slurmd is asked. A node without GPUs
     in it has no positions, which is not a fault.
     """
+    try:
+        return read_gres_files(config, node)
+    except FilesUnreadError as error:
+        return str(error)
+
+
+def read_gres_files(config: Config, node: str) -> dict[int, str] | str:
+    """The same for the agent. Raises FilesUnreadError when the file cannot be had: its text may be as it was."""
     conf = Path(config.slurm.conf)
     path = conf.with_name("gres.conf")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        return f"{path} cannot be read: {error}; set slurm.conf in the config to where Slurm's files are"
+        text = f"{path} cannot be read: {error}; set slurm.conf in the config to where Slurm's files are"
+        if isinstance(error, OSError):
+            raise FilesUnreadError(text) from error
+        return text
     try:
         return gpu_files(text, node, origin=str(path))
     except GresError as error:
@@ -77,7 +88,10 @@ def gres_files(config: Config, node: str) -> dict[int, str] | str:
 
 
 def map_sign(config: Config) -> object:
-    """Differs when positions may lead to other GPUs: Slurm's files were written, or a board was divided anew."""
+    """Differs when positions may lead to other GPUs: Slurm's files were written, or a board was divided anew.
+
+    Raises OSError when that cannot be told.
+    """
     conf = Path(config.slurm.conf)
     return _sign(conf), _sign(conf.with_name("gres.conf")), slices_sign()
 
@@ -85,7 +99,7 @@ def map_sign(config: Config) -> object:
 def _sign(path: Path) -> tuple[int, int, int] | None:
     try:
         about = path.stat()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return about.st_mtime_ns, about.st_size, about.st_ino
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .state import Gpu, State
+from .state import NS_PER_S, Gpu, State
 
 UNSETTABLE = (
     "its limit cannot be set: the driver gives this process no right to, or the board has none to set"
@@ -18,12 +18,18 @@ def _enforceable(state: State) -> str:
     """Empty where every GPU follows a plan, as far as that can be found out without setting one."""
     known = tuple(state.gpus.values())
     able = sum(gpu.settable is not False and not gpu.blocked for gpu in known)
-    of = f"{len(known)} GPUs, the others count at the limits they have"
     if able == len(known):
         return ""
     if able == 0:
-        return f"cannot enforce: no limit can be set on any of {of}; run the agent as root with CAP_SYS_ADMIN"
-    return f"partly enforceable: limits can be set on {able} of {of}"
+        again_min = state.settings.survey_ns / (60 * NS_PER_S)
+        return (
+            f"cannot enforce: no limit can be set on any of {len(known)} GPUs, which count at the limits they have; "
+            f"run the agent as root with CAP_SYS_ADMIN; looked at again within {again_min:g} min"
+        )
+    return (
+        f"partly enforceable: limits can be set on {able} of {len(known)} GPUs, "
+        "the others count at the limits they have"
+    )
 
 
 def _persistence(state: State) -> str:
