@@ -312,7 +312,7 @@ def _runs_after(state: State, shares: Shares, caps: Caps, held: rebound.Hold | N
                 **sent.get(run, {}),
             },
             target_cap_mw=shares.allocation.caps_mw[i],
-            floor_mw=demand.floor_mw if held is None else held.floors_mw.get(shares.members[i]),
+            floor_mw=demand.floor_mw if held is None else held.floors_mw.get(shares.members[i], demand.floor_mw),
             expected_loss=shares.loss[i],
             expected_loss_sd=shares.loss_sd[i],
             floor_passed=demand.run in shares.allocation.floor_passed,
