@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from .. import __version__
 from ..bus.asking import NO, UNREACHABLE, WRONG_USE, Reply, Request, refusal
 from ..bus.control import ControlServer
 from ..bus.local import LocalClient
 from ..bus.unix import Peer, SocketError
 from ..config import Config, ConfigError, load_config
+from ..gpu.identity import driver_version
 from .hardware import Hardware
 from .health import pet_watchdog, tell_status
 from .jobfile import read_job_folder
@@ -112,7 +114,11 @@ class Agent:
         self._watch_jobs()
         self._read_jobs()
         await self._open_sockets()
-        self._tasks = [asyncio.create_task(self._client.run()), asyncio.create_task(self._rescan())]
+        self._tasks = [
+            asyncio.create_task(self._client.run()),
+            asyncio.create_task(self._rescan()),
+            asyncio.create_task(self._tell_listed()),
+        ]
         period_s = watchdog_period_s()
         if period_s is not None:
             pet = pet_watchdog(self.runtime.stalled, period_s, self._log)
@@ -125,6 +131,20 @@ class Agent:
             await self.runtime.ended.wait()
         finally:
             await self._close()
+
+    async def _tell_listed(self) -> None:
+        """What runs here and on what, in one line, once the GPUs are known."""
+        async with self.runtime.changed:
+            await self.runtime.changed.wait_for(lambda: self.runtime.state.listed)
+        state = self.runtime.state
+        self._log.info(
+            "GPUs listed",
+            gpus=len(state.gpus),
+            mode=state.held.plan.mode if state.held else "no plan",
+            version=__version__,
+            config=self._config_file,
+            driver="simulated" if self._config.simulated else driver_version() or "unknown",
+        )
 
     def _stop(self) -> None:
         """SIGTERM or SIGINT. A second one changes nothing: the sets under way are waited for, for a bounded time."""
@@ -230,7 +250,10 @@ class Agent:
     # ------------------------------------------------------------------------------------- bus and control
 
     def _bus_changed(self, up: bool, why: str) -> None:  # noqa: FBT001 - LocalClient's callback
-        self._log.info("controller reached" if up else "controller not reached", why=why)
+        if up:
+            self._log.info("controller reached", why=why)
+        else:
+            self._log.warning("controller not reached", why=why)
         self.runtime.feed(Connected(up=up))
 
     async def _answer(self, request: Request, peer: Peer) -> Reply:
