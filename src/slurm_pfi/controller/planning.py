@@ -303,7 +303,8 @@ def _runs_after(state: State, shares: Shares, caps: Caps, held: rebound.Hold | N
             if view.phase == "waiting":
                 runs[run] = _uncommanded(view)
             continue
-        demand = shares.demands[i]
+        demand, members = shares.demands[i], shares.members[i]
+        floor_mw = demand.floor_mw if held is None else held.floors_mw.get(members, demand.floor_mw)
         runs[run] = msgspec.structs.replace(
             view,
             phase="admitted",
@@ -312,7 +313,7 @@ def _runs_after(state: State, shares: Shares, caps: Caps, held: rebound.Hold | N
                 **sent.get(run, {}),
             },
             target_cap_mw=shares.allocation.caps_mw[i],
-            floor_mw=demand.floor_mw if held is None else held.floors_mw.get(shares.members[i], demand.floor_mw),
+            floor_mw=floor_mw,
             expected_loss=shares.loss[i],
             expected_loss_sd=shares.loss_sd[i],
             floor_passed=demand.run in shares.allocation.floor_passed,
