@@ -94,6 +94,9 @@ def test_a_second_release_without_an_agent_says_that_nothing_is_left(site: LoneN
         "slurm-pfi: n1 released without an agent: nothing to restore: no cap of ours stands; "
         "the next agent stays released until 'slurm-pfi node resume'\n"
     )
+    site.start()
+    said = [line for line in site.log.read_text().splitlines() if "released by the admin before" in line]
+    assert len(said) == 1 and said[0].startswith("info ")
 
 
 def test_the_state_folder_can_be_given_when_the_file_says_nothing(site: LoneNode) -> None:
