@@ -208,6 +208,10 @@ def test_a_slow_stat_alone_costs_no_position(rig: _Rig) -> None:
         )
         await rig.look()
         assert not (await rig.hardware.sample(("GPU-0",), quick=False)).map_changed
+        rig.files.stall_sign.clear()
+        await rig.look()
+        rig.files.stall_sign.set()
+        assert not (await rig.hardware.sample(("GPU-0",), quick=False)).map_changed, "it was only late"
 
     _tell(rig, story)
 

@@ -9,6 +9,7 @@ import pytest
 
 from slurm_pfi import __version__
 from slurm_pfi.gpu.device import DeadlineError, LostError, NeedsResetError, UnknownDeviceError
+from slurm_pfi.node import messages as m
 from slurm_pfi.node.report import all_faults
 from slurm_pfi.node.wording import device_fault, kind_of
 from tests.fault_site import LoneNode, agent_on, site, until
@@ -64,7 +65,7 @@ def test_a_gpu_that_another_start_of_the_driver_no_longer_has_leaves_no_fault() 
     assert world.reports[-1].faults
     del world.devices.gpus["GPU-1"], world.positions[1]
     world.driver_start = "d2"
-    world.advance(61 * S)
+    world.event(world.result(m.ListDevices()))
     assert list(world.state.gpus) == ["GPU-0", "GPU-2"] and world.reports[-1].faults == ()
 
 

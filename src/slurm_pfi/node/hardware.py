@@ -23,7 +23,6 @@ LASTING = frozenset({"PermissionDeniedError", "UnsupportedError"})
 _FILES_S: Final = 8.0  # slurmd is given 5 s of these
 _LATE_FILES_S: Final = 2.0  # the same where the file system was slow to answer already
 _SIGN_S: Final = 0.1
-_UNKNOWN: Final = object()
 _NO_ANSWER: Final = "slurm.conf and gres.conf cannot be read: no answer; look at the file system they lie on"
 T = TypeVar("T")
 
@@ -148,7 +147,7 @@ class Hardware:
         try:
             self._listed_with = await self._sign.result(_SIGN_S)
         except OSError:
-            self._listed_with = _UNKNOWN  # as soon as it is known, the GPUs are listed anew
+            # The sign of the last listing stays: where it has changed since, one more listing follows.
             wait_s = min(_FILES_S, _LATE_FILES_S)
         try:
             return await self._files.result(wait_s)
@@ -199,7 +198,7 @@ class Hardware:
         self, read: str | FilesUnreadError, last: _Understood, infos: tuple[DeviceInfo, ...]
     ) -> bool:
         """Whether the files last understood are the ones to go by: not where they now say what is not understood."""
-        changed = isinstance(read, str) and self._listed_with not in (_UNKNOWN, last.sign)
+        changed = isinstance(read, str) and self._listed_with != last.sign
         return not changed and all(last.minors.get(info.uuid) == info.minor for info in infos)
 
     async def free(self) -> DevicesFreed:
