@@ -80,7 +80,7 @@ def test_the_red_button_works_with_a_bad_config_and_the_agent_dead(site: LoneNod
     spoil(site)
     done = site.ask("release")
     assert done.returncode == 0, done.stderr
-    assert "released without an agent: 4 GPUs back at the prior limit; the next agent stays" in done.stdout
+    assert "released without an agent: 4 GPUs at the prior limit; the next agent stays" in done.stdout
     assert "warning: " in done.stderr
     wait_for(lambda: site.limits() == ALL, "the restore")
 

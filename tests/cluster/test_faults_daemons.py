@@ -162,7 +162,7 @@ def test_release_with_everything_else_dead(site: Site) -> None:
     site.cluster.stop_slurmctld()
     try:
         done = site.node_cli("n2", "release")
-        assert "released without an agent: 4 GPUs at their prior limit" in done.stdout
+        assert "released without an agent: 4 GPUs at the prior limit" in done.stdout
         assert caps_mw(site, "n2") == [DEFAULT_MW] * 4
     finally:
         site.cluster.start_slurmctld()

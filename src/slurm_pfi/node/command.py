@@ -234,7 +234,7 @@ async def _restore(config: Config, node: str, paths: NodePaths) -> Restored:
 
 
 def _say_restored(node: str, restored: Restored, forgotten: str) -> int:
-    parts = [f"{counted(len(restored.done), 'GPU')} back at the prior limit"] if restored.done else []
+    parts = [f"{counted(len(restored.done), 'GPU')} at the prior limit"] if restored.done else []
     if restored.conflicts:
         parts.append(f"left alone, as somebody else had set another limit: {', '.join(restored.conflicts)}")
     left = {**restored.failed, **restored.unreadable}
