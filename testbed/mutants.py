@@ -79,8 +79,8 @@ MUTANTS: Final = (
         name="a-release-told-as-the-floor-that-was-promised",
         invariant="5",
         file="controller/planning.py",
-        old="floor_mw=demand.floor_mw if held is None else held.floors_mw.get(shares.members[i]),",
-        new="floor_mw=demand.floor_mw,",
+        old="floor_mw = demand.floor_mw if held is None else held.floors_mw.get(members, demand.floor_mw)",
+        new="floor_mw = demand.floor_mw",
         tests=REBOUND,
     ),
     Mutant(
