@@ -23,6 +23,7 @@ SHORT_TIMES: Mapping[str, float] = {
     "node_silent_s": 4,
     "tag_after_s": 1,
     "rescan_s": 2,
+    "activity_s": 1,  # no counter is followed before activity was read several times without a cap
     "start_settle_s": 3,
     "slurm_timeout_s": 3,
 }
