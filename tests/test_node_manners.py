@@ -772,7 +772,7 @@ def test_a_config_gone_bad_after_the_agent_died_keeps_no_cap_in_force(site: Lone
         r"limits are restored by a process that waits pid=([0-9]+) in_s=([0-9.]+)", done.stderr
     )
     pid, in_s = int(found[0]), float(found[1])
-    assert 500 < in_s <= 600 if window == "ends" else in_s == 0
+    assert 500 < in_s <= 600 if window == "ends" else in_s <= 0.5
     wait_for(
         lambda: site.restorer_pid() == pid or not Path(f"/proc/{pid}").exists(), "it waits, or has ended"
     )

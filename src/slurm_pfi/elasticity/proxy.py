@@ -69,13 +69,13 @@ def judge(told: Ratio, tensor: Ratio | None, clock: Ratio | None) -> Judged:
     """What to go by: what is told as far as activity agrees, else what activity says.
 
     What is told within the tolerance is not disputed, but followed only within MODEL_SD of what activity says: else
-    every job would do well to lie up to the tolerance. Where the tensor pipes, too, lost more than the clock did, the
-    job waited for something else than its GPUs: no lie, but no cap's loss either.
+    every job would do well to lie up to the tolerance. Where the tensor pipes, too, surely lost more than the clock did,
+    the job waited for something else than its GPUs: no lie, but no cap's loss either.
     """
     shown = estimate(tensor, clock)
     if tensor is not None and clock is not None and _agree(told, tensor):
         least = min(clock.value, 1.0)
-        if tensor.value <= least:
+        if tensor.value * (1 + _reach(tensor.sd)) < least:
             return Judged(min(max(told.value, least), least * (1 + MODEL_SD)), hypot(told.sd, CLOCK_SD))
     if tensor is not None and shown is not None:
         if _agree(told, Ratio(shown.value, tensor.sd)):
