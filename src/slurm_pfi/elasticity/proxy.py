@@ -69,7 +69,7 @@ def judge(told: Ratio, tensor: Ratio | None, clock: Ratio | None) -> Judged:
     """What to go by: what is told as far as activity agrees, else what activity says.
 
     What is told within the tolerance is not disputed, but followed only within MODEL_SD of what activity says: else
-    every job would do well to lie up to the tolerance. Where the tensor pipes, too, surely lost more than the clock did,
+    every job would do well to lie up to the tolerance. Where tensor pipes, too, surely lost more than the clock did,
     the job waited for something else than its GPUs: no lie, but no cap's loss either.
     """
     shown = estimate(tensor, clock)
