@@ -66,6 +66,10 @@ def test_fault_32_energy_missing_or_backwards(site: LoneNode, variant: str) -> N
     async def story() -> None:
         async with window_on(site) as (commander, node):
             await commander.until(lambda r: _believed(gpu(r, odd).mean_mw), "a mean by the counter")
+            # Half of the counter is lost: more than what is used until the next reading.
+            await commander.until(
+                lambda _: all(state.energy_mj > 4 * IDLE_MW for state in node.snapshot()), "a counter to lose"
+            )
             told = len(commander.reports)
             plant(node, 32, odd, variant=variant)
             await commander.until(
