@@ -142,9 +142,20 @@ class LoneNode:
             if agent.poll() is None:
                 agent.kill()
             agent.wait()
-        restorer = self.restorer_pid() if self.paths.restorer_lock.exists() else None
-        if restorer is not None:
-            os.kill(restorer, signal.SIGKILL)
+        for pid in self._restorers():
+            os.kill(pid, signal.SIGKILL)
+
+    def _restorers(self) -> list[int]:
+        """Restorers of this node, also one that has not taken its lock yet."""
+        found = []
+        for process in Path("/proc").iterdir():
+            try:
+                words = (process / "cmdline").read_bytes() if process.name.isdigit() else b""
+            except OSError:
+                continue  # it has ended
+            if b"slurm_pfi.node.restorer" in words and os.fsencode(self.folder) in words:
+                found.append(int(process.name))
+        return found
 
 
 class Commander:
