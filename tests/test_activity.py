@@ -345,7 +345,7 @@ def test_what_a_shared_gpu_does_is_no_single_runs() -> None:
 
 
 def test_a_sample_of_two_nodes_has_the_mean_draw_by_energy_and_the_work_of_both() -> None:
-    """The draw now where a GPU tells no mean; the other node's report is as old as it is."""
+    """The draw now is apart; it stands in where a GPU tells no mean. The other node's report is as old as it is."""
     site = Site(nodes=2)
     site.hear("n1", site_gpu("G1", RUN, draw_mw=100_000, mean_mw=500_000, activity=act()))
     other = site_gpu("G2", RUN, draw_mw=400_000, activity=act(tensor=0.2), slowed="power cap")
@@ -357,7 +357,7 @@ def test_a_sample_of_two_nodes_has_the_mean_draw_by_energy_and_the_work_of_both(
     view = site.state.runs[RUN]
     sample = sample_of(view, report, site.state.nodes, site.now_ns, 60)
     assert sample is not None
-    assert sample.draw_mw == 450_000
+    assert (sample.draw_mw, sample.mean_mw) == (250_000, 450_000)
     assert not sample.slowed, "by the cap, as it should be"
     pace = sample.pace
     assert pace is not None

@@ -527,6 +527,27 @@ def test_unknown_draws_and_limits_stay_unknown() -> None:
     assert record.draw_mw == run.record.draw_mw
 
 
+def test_the_baseline_draw_is_of_instants_and_what_was_used_is_by_energy() -> None:
+    """The mean since the reading before may reach back into a time in which the run did not train yet."""
+    record = Record()
+    for second in range(1, 71):
+        sample = Sample(
+            now_ns=second * NS,
+            gpus=GPUS,
+            draw_mw=FREE_MW,
+            mean_mw=FREE_MW // 2 if second == 1 else FREE_MW - 20 * W,
+            cap_mw=PRIOR_MW,
+            lowest_mw=PRIOR_MW,
+            prior_mw=PRIOR_MW,
+            uncapped=True,
+        )
+        record = observe(record, sample, TIMES)
+    assert record.draw_mw == FREE_MW
+    free = record.level(None)
+    assert free is not None and free.draw_mw == FREE_MW - 20 * W
+    assert record.totals.drawn_j == pytest.approx(69 * GPUS * (FREE_MW - 20 * W) / 1000)
+
+
 def test_a_late_sample_changes_nothing() -> None:
     run = MadeUpRun()
     run.run(30)

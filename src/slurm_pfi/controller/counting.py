@@ -205,7 +205,8 @@ def _jumped(
     typical = typical_rate(level) or 0.0
     times_faster = done / seconds / typical if typical > 0 else 0.0
     known = level.count >= SLUMPS
-    drawn_more = sample.draw_mw is None or level.draw_mw is None or sample.draw_mw > SAME_DRAW * level.draw_mw
+    now_mw = sample.mean_mw or sample.draw_mw
+    drawn_more = now_mw is None or level.draw_mw is None or now_mw > SAME_DRAW * level.draw_mw
     if known and times_faster > 0 and not drawn_more:
         text = f"its counter rose {times_faster:.1f} times as fast at the same draw"
         return replace(record, doubt=record.doubt or text)
@@ -281,7 +282,9 @@ def _changed(record: Record, sample: Sample, work: Drift) -> Record:
         record = replace(record, tally=replace(record.tally, work_s=seconds, work_done=done))
     level = Level(cap_mw=cap_mw, segment=record.segment, last_ns=sample.now_ns)
     if known is not None:
-        level = replace(level, draw_s=1.0, draw_mws=float(sample.draw_mw or known.draw_mw or 0))
+        level = replace(
+            level, draw_s=1.0, draw_mws=float(sample.mean_mw or sample.draw_mw or known.draw_mw or 0)
+        )
     level, _ = learned(level, work.seconds, work.done, sample.now_ns)
     level = replace(level, count=work.count)
     return replace(record, levels=kept(record.levels, level))

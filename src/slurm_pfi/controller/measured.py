@@ -137,42 +137,45 @@ def _placed(record: Record, sample: Sample, *, gap: bool) -> Record:
 def _drawn(
     record: Record, sample: Sample, seconds: float, share_capped: float, times: TimesSection
 ) -> Record:
-    """Energy, the draw of the level, and the baseline draw."""
+    """Energy and the draw of the level, by the mean draw; and the baseline draw, of instants, as the paper's is."""
     tally, draw_mw = record.tally, sample.draw_mw
+    mean_mw = draw_mw if sample.mean_mw is None else sample.mean_mw
     known_s, capped_s = tally.known_s + seconds, tally.capped_s + seconds * share_capped
-    if draw_mw is None:
+    if mean_mw is None:
         return replace(
             record, since_ns=None, tally=replace(tally, known_s=known_s, capped_s=capped_s), surges=0
         )
     level = record.level(record.cap_mw) if record.cap_known else None
-    low = is_low(level, draw_mw) or sample.slowed
+    low = is_low(level, mean_mw) or sample.slowed
     gpu_s = seconds * sample.gpus
     cut_s = 0.0 if low else gpu_s * share_capped
     tally = replace(
         tally,
         known_s=known_s,
         capped_s=capped_s,
-        drawn_mws=tally.drawn_mws + gpu_s * draw_mw,
+        drawn_mws=tally.drawn_mws + gpu_s * mean_mw,
         cut_gpu_s=tally.cut_gpu_s + cut_s,
-        cut_mws=tally.cut_mws + cut_s * draw_mw,
+        cut_mws=tally.cut_mws + cut_s * mean_mw,
     )
     levels, heard, surges = record.levels, record.heard, 0
     if record.cap_known and seconds > 0 and not low and sample.now_ns >= record.changed_ns + SETTLE_NS:
-        if is_high(level, draw_mw):
+        if is_high(level, mean_mw):
             surges = record.surges + 1
         elif heard is None:
             level = level or Level(cap_mw=record.cap_mw, segment=record.segment, last_ns=sample.now_ns)
-            levels = kept(levels, drew(level, draw_mw * seconds, seconds, sample.now_ns))
+            levels = kept(levels, drew(level, mean_mw * seconds, seconds, sample.now_ns))
         else:
-            draw_s, draw_mws = heard.draw_s + seconds, heard.draw_mws + draw_mw * seconds
+            draw_s, draw_mws = heard.draw_s + seconds, heard.draw_mws + mean_mw * seconds
             heard = replace(heard, draw_s=draw_s, draw_mws=draw_mws)
     if low and not sample.slowed and heard is not None and not heard.low:
         heard = replace(heard, low=True)
     record = replace(record, tally=tally, levels=levels, surges=surges, heard=heard)
     if level is not None and surges >= SURGES:
-        record = _trains_now(record, level, draw_mw, sample)
+        record = _trains_now(record, level, mean_mw, sample)
     if sample.slowed:
         return record if record.since_ns is None else replace(record, since_ns=None)
+    if draw_mw is None:
+        return record
     if sample.uncapped:
         return _free(record, draw_mw, sample.now_ns, times.baseline_s)
     baseline_mw = record.draw_mw
@@ -209,14 +212,14 @@ def _paced(record: Record, sample: Sample) -> Record:
     return replace(record, levels=kept(record.levels, acted(level, active)))
 
 
-def _trains_now(record: Record, level: Level, draw_mw: int, sample: Sample) -> Record:
+def _trains_now(record: Record, level: Level, mean_mw: int, sample: Sample) -> Record:
     """A level whose draw was far below what it is now saw no training: begin it anew."""
     if record.cap_mw is None:
         if record.seen:
             record = new_segment(record, priced=False)
         record = replace(record, seen=False, since_ns=None, draws=b"", top_mw=None)
         level = Level(cap_mw=None, segment=record.segment, last_ns=sample.now_ns)
-    level = replace(level, draw_s=1.0, draw_mws=float(draw_mw))
+    level = replace(level, draw_s=1.0, draw_mws=float(mean_mw))
     return replace(record, levels=kept(record.levels, level), surges=0)
 
 

@@ -37,7 +37,8 @@ class Pace(Frozen, frozen=True, kw_only=True):
 
 
 class Sample(Frozen, frozen=True, kw_only=True):
-    """One report of a run. ``draw_mw``: mean of its GPUs; ``cap_mw``: the highest enforced limit of them.
+    """One report of a run. ``draw_mw``: the draw of its GPUs at that instant, ``mean_mw`` since the reading before, by
+    their energy counters; both of the mean GPU. ``cap_mw``: the highest enforced limit of them.
 
     ``lowest_mw``: the lowest of these limits where they differ; a run is as fast as its slowest GPU.
     ``uncapped``: every GPU at its prior limit. ``counter_ns``: when the agent of ``node`` heard the counter, on our
@@ -48,6 +49,7 @@ class Sample(Frozen, frozen=True, kw_only=True):
     now_ns: int
     gpus: int
     draw_mw: int | None = None
+    mean_mw: int | None = None
     cap_mw: int | None = None
     lowest_mw: int | None = None
     prior_mw: int | None = None

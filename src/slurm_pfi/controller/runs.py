@@ -172,12 +172,6 @@ def sample_of(
     ]
     gpus = [gpu for gpu, _ in heard]
     number = sum(len(uuids) for uuids in view.gpus.values())
-    # The energy counter misses nothing; an instant draw is one of many.
-    draws = [
-        draw_mw
-        for gpu in gpus
-        if (draw_mw := gpu.draw_mw if gpu.mean_mw is None else gpu.mean_mw) is not None
-    ]
     caps = [gpu.enforced_mw for gpu in gpus if gpu.enforced_mw is not None]
     free = [
         cap_mw >= prior_of(gpu) - BOUND_MARGIN_MW for gpu in gpus if (cap_mw := gpu.enforced_mw) is not None
@@ -186,7 +180,9 @@ def sample_of(
     return Sample(
         now_ns=now_ns,
         gpus=number,
-        draw_mw=round(sum(draws) / number) if number and len(draws) == number else None,
+        draw_mw=_mean([gpu.draw_mw for gpu in gpus], number),
+        # The energy counter misses nothing; an instant draw is one of many.
+        mean_mw=_mean([gpu.draw_mw if gpu.mean_mw is None else gpu.mean_mw for gpu in gpus], number),
         cap_mw=max(caps) if number and len(caps) == number else None,
         lowest_mw=min(caps) if number and len(caps) == number else None,
         prior_mw=max((prior_of(gpu) for gpu in gpus), default=None),
@@ -198,6 +194,12 @@ def sample_of(
         pace=pace_of(heard, number),
         slowed=any(gpu.slowed in UNTAUGHT for gpu in gpus),
     )
+
+
+def _mean(values_mw: list[int | None], number: int) -> int | None:
+    """The mean of a value for each of ``number`` GPUs; None where one is missing."""
+    known_mw = [value_mw for value_mw in values_mw if value_mw is not None]
+    return round(sum(known_mw) / number) if number and len(known_mw) == number else None
 
 
 def _lately(nodes: dict[str, NodeView], name: str, now_ns: int, silent_s: float) -> Report | None:
