@@ -84,4 +84,14 @@ CHAOS_MUTANTS: Final = (
         new="                    pass\n",
         tests=(f"{_JOURNAL}::test_entries_of_replaced_gpus_go_once_their_limits_are_gone",),
     ),
+    Mutant(
+        name="a-limit-that-a-restore-met-is-lost",
+        invariant="7",
+        file="node/restore.py",
+        old="        found_mw = limits.replaced_mw\n",
+        new="        found_mw = None\n",
+        tests=(
+            "tests/test_node_restore.py::test_a_limit_written_just_before_the_restore_is_put_back_and_told",
+        ),
+    ),
 )

@@ -248,6 +248,7 @@ def test_status_shows_the_plan_refused_last(site: LoneNode) -> None:
                     await refused(controller)
             await controller.until(lambda report: not report.refused, "said once to the controller")
             shown = (await asyncio.to_thread(site.ask, "status")).stdout
+            assert "  SIMULATED GPUs: these are figures of a simulation, not of hardware." in shown
             assert "  last refused: plan 1/2, " in shown and " ago: park cap 1 mW lies outside" in shown
 
     async def refused(controller: Commander) -> None:

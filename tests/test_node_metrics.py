@@ -344,6 +344,7 @@ def test_the_agent_serves_them(site: LoneNode) -> None:
             assert one(samples, "gpu_limit_enforced_watts", gpu=uuid) == 400
             assert one(samples, "job_info", gpu=uuid, job_id="7", restart="0", uid="1000", flex="") == 1
             assert one(samples, "limit_sets_total") == 4
+            assert one(samples, "simulated") == 1
 
     asyncio.run(story())
     assert site.paths.metrics.stat().st_mode & 0o777 == 0o666

@@ -95,6 +95,26 @@ def test_a_driver_that_is_gone_took_the_caps_of_its_time_along(tmp_path: Path) -
         rig.restore()
 
 
+class WrittenMeanwhile(MemoryGpuDevices):
+    """Somebody sets a new limit between our last look and our set."""
+
+    async def set_limit(self, uuid: GpuId, cap_mw: int) -> DeviceLimits:
+        if not self.sets:
+            self.write_foreign(uuid, 500_000)
+        return await super().set_limit(uuid, cap_mw)
+
+
+def test_a_limit_written_just_before_the_restore_is_put_back_and_told(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, WrittenMeanwhile(boards(1)))
+    restored = rig.restore()
+    assert (restored.done, restored.conflicts, restored.failed) == ([], ["GPU-0"], {})
+    assert rig.devices.sets == [("GPU-0", 650_000), ("GPU-0", 500_000)]
+    assert rig.requested() == [500_000]
+    assert [event for event, _ in rig.told()] == ["set", "conflict", "set", "readback"]
+    left = rig.journal.read("GPU-0")
+    assert isinstance(left, JournalEntry) and (left.prior_mw, left.current_mw) == (500_000, None)
+
+
 class HangsOnceListed(MemoryGpuDevices):
     """The first GPU answers the listing and nothing after it."""
 

@@ -25,7 +25,6 @@ MAX_LIMIT_MW: Final = 10_000_000
 MAX_ENERGY_MJ: Final = 2_000_000 * 86_400 * 365 * 30
 """2 kW for 30 years, above which an energy counter is a sentinel or garbage. mW x s = mJ."""
 
-_SCOPE_GPU: Final = 0
 _SCOPE_MODULE: Final = 1
 
 

@@ -127,6 +127,7 @@ def _node(state: State) -> Iterator[object]:
 
     values = (
         ("window_open", "1 while a plan caps this node's GPUs.", window_open(state, time.monotonic_ns())),
+        ("simulated", "1 where the GPUs, and so all figures, are simulated ones.", state.settings.simulated),
         ("released", "1 while an admin has taken the node from slurm-pfi.", state.released),
         ("controller_connected", "1 while the controller is reached.", state.connected),
         (

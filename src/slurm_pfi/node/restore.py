@@ -112,8 +112,7 @@ class _Work:
         want = Wanted(cap_mw=entry.prior_mw, reason=f"restore: {self.why}")
         match decide(gpu, want, time.monotonic_ns()):
             case Set() as decision:
-                await self._set(entry, decision)
-                self.result.done.append(entry.uuid)
+                await self._set(entry, decision, gpu.requested_mw)
             case Rest(conflict_mw=int() as found_mw):
                 found = {"ours_mw": entry.current_mw, "found_mw": found_mw}
                 self.audit.write("conflict", {"uuid": entry.uuid, **found})
@@ -123,17 +122,38 @@ class _Work:
                 self._rest(entry)
                 self.result.done.append(entry.uuid)
 
-    async def _set(self, entry: JournalEntry, decision: Set) -> None:
+    async def _set(self, entry: JournalEntry, decision: Set, seen_mw: int | None) -> None:
+        """``seen_mw``: the limit that was judged, which may have been written anew since."""
         uuid, cap_mw = entry.uuid, decision.cap_mw
-        fields = {"uuid": uuid, "cap_mw": cap_mw, "reason": decision.reason}
-        self.audit.write("set", {**fields, "run": "", "prior_mw": entry.prior_mw})
-        limits = await self.hardware.devices.set_limit(uuid, cap_mw)
-        if not near(limits.requested_mw, cap_mw):
-            raise DeviceError(f"accepted, but {limits.requested_mw} mW is read back", uuid=uuid)
+        limits = await self._ask(entry, cap_mw, decision.reason)
+        found_mw = limits.replaced_mw
+        known = (seen_mw, entry.prior_mw, *entry.issued_mw, *entry.lost_mw)
+        if found_mw is None or any(near(found_mw, mw) for mw in known if mw is not None):
+            self.result.done.append(uuid)
+        else:  # somebody's new limit: it goes back, once, and is the limit before us from now on
+            self.audit.write("conflict", {"uuid": uuid, "ours_mw": entry.current_mw, "found_mw": found_mw})
+            self.result.conflicts.append(uuid)
+            entry, cap_mw = msgspec.structs.replace(entry, prior_mw=found_mw, how="read"), found_mw
+            limits = await self._ask(entry, cap_mw, "restore: somebody's new limit put back")
         self._rest(entry)
         limits = await _settled(self.hardware, uuid, limits)
         read = {"requested_mw": limits.requested_mw, "enforced_mw": limits.enforced_mw}
         self.audit.write("readback", {"uuid": uuid, **read, "cap_mw": cap_mw})
+
+    async def _ask(self, entry: JournalEntry, cap_mw: int, reason: str) -> DeviceLimits:
+        """Say it, then set it and see that it was taken."""
+        fields = {
+            "uuid": entry.uuid,
+            "cap_mw": cap_mw,
+            "reason": reason,
+            "run": "",
+            "prior_mw": entry.prior_mw,
+        }
+        self.audit.write("set", fields)
+        limits = await self.hardware.devices.set_limit(entry.uuid, cap_mw)
+        if not near(limits.requested_mw, cap_mw):
+            raise DeviceError(f"accepted, but {limits.requested_mw} mW is read back", uuid=entry.uuid)
+        return limits
 
     def _rest(self, entry: JournalEntry) -> None:
         try:

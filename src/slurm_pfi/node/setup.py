@@ -119,6 +119,7 @@ def settings_of(config: Config, node: str, boot_id: str, agent_id: str | None = 
         report_age_ns=_ns(times.report_age_s),
         response_ns=_ns(times.response_s),
         deadline_ns=_ns(times.device_deadline_s),
+        simulated=config.simulated,
     )
 
 

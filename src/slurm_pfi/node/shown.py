@@ -20,6 +20,8 @@ def status_lines(node: str, data: Mapping[str, Any]) -> list[str]:
     if refused:
         age = format_duration(refused["age_s"])
         lines.append(f"  last refused: plan {refused['plan']}, {age} ago: {refused['reason']}")
+    if data["settings"]["simulated"]:
+        lines.append("  SIMULATED GPUs: these are figures of a simulation, not of hardware.")
     lines += [_gpu_line(gpu) for gpu in data["gpus"]]
     return lines + [f"  fault: {fault}" for fault in data["faults"]]
 

@@ -26,7 +26,7 @@ been lost or in need of a reset, or after the driver started anew."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the config says to a node. ``*_ns`` are durations."""
+    """What the config says to a node. ``*_ns`` are durations. ``simulated``: its GPUs are, and so every figure."""
 
     cluster: str
     node: str
@@ -38,6 +38,7 @@ class Settings:
     report_age_ns: int
     response_ns: int
     deadline_ns: int
+    simulated: bool = False
     activity_ns: int = 5 * NS_PER_S
     settle_ns: int = 2 * NS_PER_S
     settle_step_ns: int = NS_PER_S // 20

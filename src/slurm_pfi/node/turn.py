@@ -129,7 +129,8 @@ class Turn:
         before = gpu.pending
         shown = (gpu.enforced_mw, None if before is None else before.cap_mw)
         earlier = () if before is None else gpu.earlier_mw
-        gpu = self.change_gpu(gpu.uuid, earlier_mw=(*earlier, *(mw for mw in shown if mw is not None)))
+        seen = dict.fromkeys((*earlier, *(mw for mw in shown if mw is not None)))
+        gpu = self.change_gpu(gpu.uuid, earlier_mw=tuple(seen))
         if before is not None and before.raises and ask.cap_mw < before.cap_mw:
             gpu = self.change_gpu(
                 gpu.uuid,
