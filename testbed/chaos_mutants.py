@@ -6,7 +6,8 @@ from typing import Final
 
 from .mutant import Mutant
 
-_CORE: Final = "tests/test_node_core.py"
+_SETS: Final = "tests/test_node_sets.py"
+_PRIORS: Final = "tests/test_node_priors.py"
 _AGENT: Final = "tests/test_node_agent.py"
 _RESTORE: Final = "tests/test_node_restore.py"
 _JOURNAL: Final = "tests/test_journal.py"
@@ -18,7 +19,7 @@ CHAOS_MUTANTS: Final = (
         file="node/sets.py",
         old="    late_mw = next((mw for mw in gpu.lost_mw if near(mw, found_mw)), None)\n",
         new="    late_mw = None\n",
-        tests=(f"{_CORE}::test_a_set_that_hung_and_is_done_long_after_is_ours_and_goes",),
+        tests=(f"{_SETS}::test_a_set_that_hung_and_is_done_long_after_is_ours_and_goes",),
     ),
     Mutant(
         name="a-lost-set-comes-off-the-record",
@@ -26,7 +27,7 @@ CHAOS_MUTANTS: Final = (
         file="node/sets.py",
         old="            issued_mw=tuple(dict.fromkeys((*undo.issued_mw, *gpu.lost_mw))),\n",
         new="            issued_mw=undo.issued_mw,\n            lost_mw=(),\n",
-        tests=(f"{_CORE}::test_a_set_that_hung_and_is_done_long_after_is_ours_and_goes",),
+        tests=(f"{_SETS}::test_a_set_that_hung_and_is_done_long_after_is_ours_and_goes",),
     ),
     Mutant(
         name="a-restorer-lifts-a-window-without-end",
@@ -66,7 +67,7 @@ CHAOS_MUTANTS: Final = (
         file="node/intake.py",
         old="        if info.uuid in old and not old[info.uuid].blocked:\n",
         new="        if info.uuid in old:\n",
-        tests=(f"{_CORE}::test_a_gpu_whose_entry_was_put_right_is_taken_up_again",),
+        tests=(f"{_PRIORS}::test_a_gpu_whose_entry_was_put_right_is_taken_up_again",),
     ),
     Mutant(
         name="an-entry-grows-beyond-what-is-read",

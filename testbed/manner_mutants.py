@@ -10,6 +10,8 @@ MANNERS: Final = "tests/test_node_manners.py"
 SOCKETS: Final = "tests/test_cases_sockets.py"
 METRICS: Final = "tests/test_node_metrics.py"
 CORE: Final = "tests/test_node_core.py"
+SETS: Final = "tests/test_node_sets.py"
+PRIORS: Final = "tests/test_node_priors.py"
 HARDWARE: Final = "tests/test_node_hardware.py"
 
 MANNER_MUTANTS: Final = (
@@ -148,7 +150,9 @@ MANNER_MUTANTS: Final = (
         file="node/intake.py",
         old="            if gpu.requested_mw < prior_mw and not near(gpu.requested_mw, prior_mw):\n",
         new="            if False:\n",
-        tests=(f"{CORE}::test_a_cap_whose_record_was_lost_never_becomes_the_prior_that_the_controller_told",),
+        tests=(
+            f"{PRIORS}::test_a_cap_whose_record_was_lost_never_becomes_the_prior_that_the_controller_told",
+        ),
     ),
     Mutant(
         name="a-reading-that-never-comes-leaves-all-as-it-was",
@@ -156,7 +160,7 @@ MANNER_MUTANTS: Final = (
         file="node/intake.py",
         old="        if known.uuid not in told and",
         new="        if False and",
-        tests=(f"{CORE}::test_a_gpu_that_no_reading_tells_of_becomes_unknown",),
+        tests=(f"{SETS}::test_a_gpu_that_no_reading_tells_of_becomes_unknown",),
     ),
     Mutant(
         name="an-observe-plan-restores-nothing-after-a-restart",

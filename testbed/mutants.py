@@ -34,7 +34,12 @@ LOOP: Final = ("tests/test_closed_loop.py", "tests/test_checker_cores.py")
 REBOUND: Final = ("tests/test_rebound.py", "tests/test_checker_cores.py")
 GUARD: Final = ("tests/test_guard.py",)
 LEARNER: Final = ("tests/test_elasticity_learner.py",)
-NODE: Final = ("tests/test_node_core.py", "tests/test_node_machine.py")
+NODE: Final = (
+    "tests/test_node_core.py",
+    "tests/test_node_sets.py",
+    "tests/test_node_priors.py",
+    "tests/test_node_machine.py",
+)
 
 
 MUTANTS: Final = (
@@ -185,7 +190,7 @@ MUTANTS: Final = (
         file="node/core.py",
         old="        case SetFailed() if event.not_tried:",
         new="        case SetFailed() if not event.error:",
-        tests=("tests/test_node_core.py",),
+        tests=("tests/test_node_sets.py",),
     ),
     Mutant(
         name="a-late-node-of-a-run-is-raised-with-the-others",

@@ -52,6 +52,21 @@ def now(work: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("it waits")
 
 
+def entry(uuid: str, **changes: object) -> JournalEntry:
+    """A cap of ours of this boot, over a limit before us that is not the default."""
+    made = JournalEntry(
+        uuid=uuid,
+        prior_mw=650_000,
+        issued_mw=(300_000,),
+        current_mw=300_000,
+        run="",
+        boot_id=BOOT,
+        driver_start="d1",
+        how="read",
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
 class World:
     """One node. ``instant``: questions to devices are answered at once, else when ``answer`` is called."""
 
