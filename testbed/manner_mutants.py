@@ -7,6 +7,7 @@ from typing import Final
 from .mutant import Mutant
 
 MANNERS: Final = "tests/test_node_manners.py"
+RESTORER: Final = "tests/test_node_restorer.py"
 SOCKETS: Final = "tests/test_cases_sockets.py"
 METRICS: Final = "tests/test_node_metrics.py"
 CORE: Final = "tests/test_node_core.py"
@@ -45,7 +46,7 @@ MANNER_MUTANTS: Final = (
         file="node/restorer.py",
         old='        "--timer-property=AccuracySec=100ms",  # its default is a minute\n',
         new="",
-        tests=(f"{MANNERS}::test_the_timer_has_this_command_line_and_its_command_restores",),
+        tests=(f"{RESTORER}::test_the_timer_has_this_command_line_and_its_command_restores",),
     ),
     Mutant(
         name="the-timer-does-not-look-at-the-plan",
@@ -53,7 +54,7 @@ MANNER_MUTANTS: Final = (
         file="node/restorer.py",
         old="    return True, held.window_end_ns(now_ns, skip_lease=skip_lease)\n",
         new="    return False, None\n",
-        tests=(f"{MANNERS}::test_a_plan_saved_later_holds_the_timers_command_back",),
+        tests=(f"{RESTORER}::test_a_plan_saved_later_holds_the_timers_command_back",),
     ),
     Mutant(
         name="a-plan-without-room-is-forgotten",
