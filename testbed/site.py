@@ -28,12 +28,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+import slurm_pfi
+
 from . import gpus
 from .cluster import Cluster, ClusterError, ClusterOptions, Gpu, wait_until
 from .daemons import START_S, Daemons
 from .processes import processes_naming
 from .simjob import InstalledJob, install_job
 
+PACKAGE_PARENT: Final = Path(slurm_pfi.__file__).parent.parent
 CONFIG: Final = """\
 cluster = "{name}"
 mode = "{mode}"
@@ -64,7 +67,7 @@ class SiteOptions:
     Every cap goes as soon as its limit ends, unless ``times`` has a ``rebound_s``.
 
     ``admin_limits`` gives watts by node and gres position that an admin had set before any agent starts;
-    ``agentless`` names nodes whose agent is not started; ``parts`` and ``accounting`` are the cluster's.
+    ``agentless`` names nodes whose agent is not started; ``parts``, ``conf`` and ``accounting`` are the cluster's.
     """
 
     nodes: int = 4
@@ -78,6 +81,7 @@ class SiteOptions:
     admin_limits: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     agentless: tuple[str, ...] = ()
     parts: Mapping[str, int] = field(default_factory=dict)
+    conf: Sequence[str] = ()
     accounting: bool = False
     keep: bool = False
 
@@ -169,6 +173,7 @@ class Site(Daemons):
                 nodes=options.nodes,
                 gres=gres,
                 parts=options.parts,
+                conf=options.conf,
                 job_env=job_env,
                 slurm_user=options.slurm_user,
                 accounting=options.accounting,
@@ -277,6 +282,7 @@ class Site(Daemons):
         return {
             **self.cluster.client_env,
             "SLURM_PFI_CONF": str(self.config_file),
+            "PYTHONPATH": str(PACKAGE_PARENT),  # what runs is what the test imports, also from a second clone
             "PYTHONDONTWRITEBYTECODE": "1",
         }
 
@@ -346,6 +352,13 @@ class Site(Daemons):
         """``slurm-pfi jobs --json``, by job id."""
         return {run["job_id"]: run for run in self.ask("jobs")}
 
+    def training(self, workload: str, *, seconds: float | None = None, lie: float | None = None) -> str:
+        """Shell text of a simulated training job, for scripts of a test's own; ``tokens`` finds what it logs."""
+        length = "" if seconds is None else f" --seconds {seconds:g}"
+        log = f"{self.root}/out/$SLURM_JOB_ID.jsonl"
+        program = self._job.command if lie is None else self._job.lying(lie)
+        return f'{program} --workload "{workload}" --log {log}{length}'
+
     def submit(
         self,
         workload: str,
@@ -365,10 +378,7 @@ class Site(Daemons):
         ``gres`` asks for something else than whole GPUs (``shard:2``).
         ``lie``: how many times too fast its counter is while a cap slows it. ``more`` are further words for sbatch.
         """
-        length = "" if seconds is None else f" --seconds {seconds:g}"
-        log = f"{self.root}/out/$SLURM_JOB_ID.jsonl"
-        program = self._job.command if lie is None else self._job.lying(lie)
-        command = f'{program} --workload "{workload}" --log {log}{length}'
+        command = self.training(workload, seconds=seconds, lie=lie)
         command = f"srun --ntasks-per-node=1 {command}" if nodes > 1 else f"exec {command}"
         arguments = [
             f"--job-name={workload.replace(' ', '-')}",
