@@ -11,9 +11,10 @@ CALLBACKS := build/callbacks/venv
 # Which jobs the demo runs: one or two.
 MIX ?= one
 # Debian's packages by name: Slurm and munge for the real cluster, slurmdbd and its database for a cluster with accounting,
-# a compiler for plugin and stand-in, systemd-analyze for the units and strace for what they allow.
+# slurmrestd as one of the doors to it, both Lua interpreters for job_submit.lua, a compiler for plugin and stand-in,
+# systemd-analyze for the units and strace for what they allow.
 APT_PACKAGES := python3 python3-venv gcc libc6-dev make slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libslurm-dev \
-	slurmdbd mariadb-server systemd strace
+	slurmdbd mariadb-server slurmrestd lua5.1 lua5.4 systemd strace
 
 .PHONY: help demo test hardware-checks lint bench science screenshots mutants clean setup system native
 
