@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from slurm_pfi import progress
 from slurm_pfi.progress import report
 
-MESSAGE = re.compile(rb"pfi-progress 1 ([0-9.e+-]+) ([a-z]{1,16})")
+MESSAGE = re.compile(rb"pfi-progress 1 ([0-9.e+-]+) ([a-z]{1,16})(?: of ([0-9.e+-]+))?")
 
 
 @pytest.fixture
@@ -39,21 +40,33 @@ def test_a_counter_arrives(agent: socket.socket) -> None:
     assert agent.recv(512) == b"pfi-progress 1 1234 tokens"
     assert report(2.5, unit="steps")
     assert agent.recv(512) == b"pfi-progress 1 2.5 steps"
+    assert report(2, unit="steps", total=1000)
+    assert agent.recv(512) == b"pfi-progress 1 2 steps of 1000"
+
+
+@pytest.mark.parametrize("total", [0, -1, math.inf, math.nan, "many", None, 10**400])
+def test_a_total_that_is_none_costs_no_report(agent: socket.socket, total: Any) -> None:
+    assert report(1234, total=total)
+    assert agent.recv(512) == b"pfi-progress 1 1234 tokens"
 
 
 @given(
     counter=st.floats(0, allow_infinity=False, allow_nan=False),
     unit=st.from_regex(r"[a-z]{1,16}", fullmatch=True),
+    total=st.none() | st.floats(0, allow_infinity=False, allow_nan=False, exclude_min=True),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_every_good_value_keeps_its_meaning(agent: socket.socket, counter: float, unit: str) -> None:
-    assert report(counter, unit)
+def test_every_good_value_keeps_its_meaning(
+    agent: socket.socket, counter: float, unit: str, total: float | None
+) -> None:
+    assert report(counter, unit, total)
     data = agent.recv(512)
     match = MESSAGE.fullmatch(data)
     assert match is not None
     assert len(data) <= 256
     assert float(match[1]) == counter
     assert match[2].decode() == unit
+    assert (None if match[3] is None else float(match[3])) == total
 
 
 @pytest.mark.parametrize("counter", [-1, math.inf, math.nan, "many", None, 10**400])

@@ -23,7 +23,7 @@ from slurm_pfi.bus.unix import SocketError
 from slurm_pfi.model import Progress
 from slurm_pfi.node import progress_socket, sender
 from slurm_pfi.node.jobfile import JobFile
-from slurm_pfi.node.progress import MAX_RUNS, ProgressTable, RunKey, newest_runs, parse_progress
+from slurm_pfi.node.progress import MAX_RUNS, ProgressTable, RunKey, Said, newest_runs, parse_progress
 from slurm_pfi.node.sender import JobFinder, Senders, Turn
 
 from . import hostile_senders
@@ -38,9 +38,18 @@ NOBODY = 65534
 @pytest.mark.parametrize(
     ("data", "found"),
     [
-        (b"pfi-progress 1 12 tokens", (12.0, "tokens")),
-        (b"pfi-progress 1 1.5e+09 steps", (1.5e9, "steps")),
-        (b"pfi-progress 1 1e24 tokens", (1e24, "tokens")),
+        (b"pfi-progress 1 12 tokens", (12.0, "tokens", None)),
+        (b"pfi-progress 1 1.5e+09 steps", (1.5e9, "steps", None)),
+        (b"pfi-progress 1 1e24 tokens", (1e24, "tokens", None)),
+        (b"pfi-progress 1 12 steps of 5e3", (12.0, "steps", 5000.0)),
+        (b"pfi-progress 1 12 steps of 7", (12.0, "steps", 7.0)),
+        (b"pfi-progress 1 12 steps of 0", None),
+        (b"pfi-progress 1 12 steps of -7", None),
+        (b"pfi-progress 1 12 steps of 2e24", None),
+        (b"pfi-progress 1 12 steps of nan", None),
+        (b"pfi-progress 1 12 steps of", None),
+        (b"pfi-progress 1 12 steps of 7 of 8", None),
+        (b"pfi-progress 1 12 steps 7", None),
         (b"pfi-progress 1 2e24 tokens", None),
         (b"pfi-progress 1 12 tokens\n", None),
         (b"pfi-progress 2 12 tokens", None),
@@ -53,7 +62,7 @@ NOBODY = 65534
         (b"pfi-progress 1 12 " + b"x" * 300, None),
     ],
 )
-def test_progress_datagrams(data: bytes, found: tuple[float, str] | None) -> None:
+def test_progress_datagrams(data: bytes, found: tuple[float, str, float | None] | None) -> None:
     assert parse_progress(data) == found
 
 
@@ -68,28 +77,41 @@ def test_no_bytes_harm_the_reader(data: bytes) -> None:
 def test_a_rate_is_that_of_the_last_seconds() -> None:
     table, run = ProgressTable(), RunKey(7, 0)
     table.expect([run_file(7)])
-    table.take(run, 100, "tokens", 0.0)
+    table.take(run, Said(100, "tokens", None), 0.0)
     first = table.progress(run, 1.0)
     assert first is not None and first.rate_per_s is None and first.age_s == 1.0
     for second in range(1, 61):
-        table.take(run, 100 + (second if second <= 30 else 30 + (second - 30) * 5), "tokens", float(second))
+        table.take(
+            run,
+            Said(100 + (second if second <= 30 else 30 + (second - 30) * 5), "tokens", None),
+            float(second),
+        )
     found = table.progress(run, 60.0)
     assert found is not None and found.rate_per_s == pytest.approx(5.0, rel=0.01)
-    table.take(run, 3, "tokens", 61.0)
+    table.take(run, Said(3, "tokens", None), 61.0)
     begun = table.progress(run, 61.0)
     assert begun is not None and begun.rate_per_s is None, "a counter that falls begins anew"
     table.expect([run_file(8)])
     assert table.progress(run, 61.0) is None
 
 
+def test_the_newest_total_counts() -> None:
+    table, run = ProgressTable(), RunKey(7, 0)
+    table.expect([run_file(7)])
+    for second, total in enumerate((None, 900.0, 1000.0, None)):
+        table.take(run, Said(10 * second, "steps", total), float(second))
+        found = table.progress(run, float(second))
+        assert found is not None and found.total == total
+
+
 def test_a_requeued_job_begins_without_the_old_runs_counter() -> None:
     table = ProgressTable()
     table.expect([run_file(7, 0)])
-    table.take(RunKey(7, 0), 100, "tokens", 0.0)
+    table.take(RunKey(7, 0), Said(100, "tokens", None), 0.0)
     table.expect(newest_runs([run_file(7, 0), run_file(7, 1)]).values())
     assert table.run_of(7) == RunKey(7, 1)
     assert table.progress(RunKey(7, 0), 1.0) is None and table.progress(RunKey(7, 1), 1.0) is None
-    table.take(RunKey(7, 0), 200, "tokens", 1.0)
+    table.take(RunKey(7, 0), Said(200, "tokens", None), 1.0)
     assert table.progress(RunKey(7, 0), 1.0) is None, "a late word of the old run"
 
 
@@ -97,7 +119,7 @@ def test_the_table_is_of_a_bounded_size() -> None:
     table = ProgressTable()
     table.expect([run_file(number + 1) for number in range(MAX_RUNS + 50)])
     for number in range(MAX_RUNS + 50):
-        table.take(RunKey(number + 1, 0), 1, "tokens", 0.0)
+        table.take(RunKey(number + 1, 0), Said(1, "tokens", None), 0.0)
     assert table.progress(RunKey(MAX_RUNS, 0), 0.0) is not None
     assert table.progress(RunKey(MAX_RUNS + 1, 0), 0.0) is None
 

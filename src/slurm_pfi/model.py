@@ -82,12 +82,16 @@ class PlanId(msgspec.Struct, frozen=True, order=True):
 
 
 class Progress(Frozen, frozen=True, kw_only=True):
-    """What a job said of its own counter, as the agent saw it. ``rate_per_s`` is None until two reports differ."""
+    """What a job said of its own counter, as the agent saw it. ``rate_per_s`` is None until two reports differ.
+
+    ``total``: what the counter will be when the job's work is done; None where the job does not tell it.
+    """
 
     counter: float
     unit: str
     rate_per_s: float | None
     age_s: float
+    total: float | None = None
 
 
 class Activity(Frozen, frozen=True, kw_only=True):

@@ -25,15 +25,19 @@ class Told:
 
     def __init__(self, receiver: socket.socket) -> None:
         self._receiver = receiver
+        self.totals: list[str] = []
 
     def take(self) -> list[str]:
-        """``counter unit`` of each report since the last call."""
-        found = []
+        """``counter unit`` of each report since the last call; their totals, "" for none, in ``totals``."""
+        found, self.totals = [], []
         while True:
             try:
-                found.append(self._receiver.recv(512).decode().removeprefix("pfi-progress 1 "))
+                text = self._receiver.recv(512).decode().removeprefix("pfi-progress 1 ")
             except BlockingIOError:
                 return found
+            counter, _, total = text.partition(" of ")
+            found.append(counter)
+            self.totals.append(total)
 
 
 @pytest.fixture

@@ -34,11 +34,13 @@ def test_tokens_of_each_optimiser_step_and_none_of_evaluation(told: Told, tmp_pa
         eval_steps=2,
     ).train()
     assert told.take() == tokens(2, 4, 6, 8, 8)
+    assert told.totals == ["", *[str(8 * PER_BATCH)] * 4], "known once a step was seen"
 
 
 def test_steps_where_tokens_are_not_counted(told: Told, tmp_path: Path) -> None:
     trainer(tmp_path / "out").train()
     assert told.take() == ["1 steps", "2 steps", "3 steps", "4 steps", "4 steps"]
+    assert told.totals == ["4"] * 5
 
 
 @pytest.mark.parametrize("counted", ["all", "no"])
@@ -62,7 +64,7 @@ def test_a_second_training_begins_anew(told: Told, tmp_path: Path) -> None:
 
 
 def test_nothing_disturbs_the_training(told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(counter: float, unit: str) -> bool:
+    def fails(counter: float, unit: str, total: float | None) -> bool:
         raise RuntimeError("no")
 
     monkeypatch.setattr(reporter, "report", fails)

@@ -29,6 +29,7 @@ def steps(*numbers: int) -> list[str]:
 def test_optimiser_steps_and_nothing_of_validation(told: Told) -> None:
     trainer(PACKAGE, accumulate_grad_batches=2, val_check_interval=2).fit(model(PACKAGE), data(), data())
     assert told.take() == steps(1, 2, 3, 4, 4)
+    assert told.totals == ["4"] * 5
 
 
 def test_a_resumed_training_counts_on(told: Told, tmp_path: Path) -> None:
@@ -38,10 +39,11 @@ def test_a_resumed_training_counts_on(told: Told, tmp_path: Path) -> None:
     first.save_checkpoint(tmp_path / "kept.ckpt")
     trainer(PACKAGE, max_epochs=2).fit(model(PACKAGE), data(), ckpt_path=tmp_path / "kept.ckpt")
     assert told.take() == steps(*range(BATCHES + 1, 2 * BATCHES + 1), 2 * BATCHES)
+    assert set(told.totals) == {str(2 * BATCHES)}, "of the whole training, as the counter is"
 
 
 def test_nothing_disturbs_the_training(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(counter: float, unit: str) -> bool:
+    def fails(counter: float, unit: str, total: float | None) -> bool:
         raise RuntimeError("no")
 
     monkeypatch.setattr(reporter, "report", fails)

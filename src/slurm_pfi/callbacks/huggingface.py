@@ -20,6 +20,7 @@ class _Hooks:
 
     def __init__(self) -> None:
         self._reporter = Reporter()
+        self._first: tuple[float, int] | None = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """After an optimiser step, however many batches it gathered."""
@@ -32,9 +33,24 @@ class _Hooks:
     def _tell(self, args: Any, state: Any, *, last: bool) -> None:
         try:
             if state.is_world_process_zero:
-                self._reporter.tell(*_counter(args, state), last=last)
+                counter, unit = _counter(args, state)
+                self._reporter.tell(counter, unit, self._total(state, counter, unit), last=last)
         except Exception:  # training must never fail for its report
             return
+
+    def _total(self, state: Any, counter: float, unit: str) -> float | None:
+        """What the counter will be at the last step. Of tokens by how many a step took since this process began."""
+        step, steps = state.global_step, getattr(state, "max_steps", 0)
+        if steps <= 0:
+            return None
+        if unit == "steps":
+            return float(steps)
+        if self._first is None:
+            self._first = (counter, step)
+        first, since = self._first
+        if step <= since:
+            return None
+        return counter + max(0, steps - step) * (counter - first) / (step - since)
 
 
 def _counter(args: Any, state: Any) -> tuple[float, str]:

@@ -10,6 +10,7 @@ nothing.
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -23,10 +24,12 @@ class _Hooks:
         super().__init__()
         self._reporter = Reporter()
         self._told: int | None = None
+        self._total: float | None = None
 
     def on_train_start(self, trainer: Any, *_: Any, **__: Any) -> None:
         """What was done before, in a training that resumes, is nothing new."""
         self._told = getattr(trainer, "global_step", None)
+        self._total = _steps_in_all(trainer)
 
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
         """After each batch; while gradients are gathered the counter stands still and there is nothing to tell."""
@@ -41,9 +44,23 @@ class _Hooks:
             step = trainer.global_step
             if trainer.is_global_zero and (last or step != self._told):
                 self._told = step
-                self._reporter.tell(step, "steps", last=last)
+                self._reporter.tell(step, "steps", self._total, last=last)
         except Exception:  # training must never fail for its report
             return
+
+
+def _steps_in_all(trainer: Any) -> float | None:
+    """How many optimiser steps the training will take; None where it does not say, or ends by something else.
+
+    Lightning's own estimate counts one optimiser; a module that steps by itself may have several.
+    """
+    try:
+        if trainer.max_steps > 0:
+            return float(trainer.max_steps)
+        steps = trainer.estimated_stepping_batches if trainer.lightning_module.automatic_optimization else 0
+        return float(steps) if 0 < steps < math.inf else None
+    except Exception:  # training must never fail for its report
+        return None
 
 
 def __getattr__(name: str) -> Any:

@@ -17,12 +17,15 @@ class Reporter:
     def __init__(self) -> None:
         self._next_s = 0.0
 
-    def tell(self, counter: float, unit: str, *, last: bool = False) -> None:
-        """Report ``counter`` in ``unit`` unless another was just reported; ``last``: in any case."""
+    def tell(self, counter: float, unit: str, total: float | None = None, *, last: bool = False) -> None:
+        """Report ``counter`` in ``unit`` unless another was just reported; ``last``: in any case.
+
+        ``total``: what it will be when the work is done, None where nobody knows.
+        """
         now_s = time.monotonic()
         if last or now_s >= self._next_s:
             self._next_s = now_s + APART_S
-            report(counter, unit)
+            report(counter, unit, total)
 
 
 def base_class(module: str, name: str, package: str, user: str) -> type[Any]:

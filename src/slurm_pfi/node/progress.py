@@ -16,9 +16,8 @@ MOST_COUNTED: Final = 1e24
 MAX_RUNS: Final = 1024
 _KEEP_S: Final = 15.0
 _APART_S: Final = 0.25
-_DATAGRAM: Final = re.compile(
-    rb"pfi-progress 1 ([0-9]{1,20}(?:\.[0-9]{1,20})?(?:e[+-]?[0-9]{1,3})?) ([a-z]{1,16})"
-)
+_NUMBER: Final = rb"([0-9]{1,20}(?:\.[0-9]{1,20})?(?:e[+-]?[0-9]{1,3})?)"
+_DATAGRAM: Final = re.compile(rb"pfi-progress 1 %b ([a-z]{1,16})(?: of %b)?" % (_NUMBER, _NUMBER))
 
 
 class RunKey(NamedTuple):
@@ -28,13 +27,24 @@ class RunKey(NamedTuple):
     restart: int
 
 
-def parse_progress(data: bytes) -> tuple[float, str] | None:
-    """Counter and unit of a datagram; None for anything else, and for a counter that nothing can have."""
+class Said(NamedTuple):
+    """What a datagram says. ``total``: what the counter will be when the work is done, None where it is not told."""
+
+    counter: float
+    unit: str
+    total: float | None
+
+
+def parse_progress(data: bytes) -> Said | None:
+    """A datagram; None for anything else, and for a counter or a total that nothing can have."""
     match = _DATAGRAM.fullmatch(data) if len(data) <= MAX_BYTES else None
     if match is None:
         return None
     counter = float(match.group(1))
-    return (counter, match.group(2).decode("ascii")) if counter <= MOST_COUNTED else None
+    total = None if match.group(3) is None else float(match.group(3))
+    if counter > MOST_COUNTED or (total is not None and not 0 < total <= MOST_COUNTED):
+        return None
+    return Said(counter, match.group(2).decode("ascii"), total)
 
 
 def newest_runs(files: Iterable[JobFile]) -> dict[RunKey, JobFile]:
@@ -53,6 +63,7 @@ class _Counter:
     unit: str
     value: float
     at_s: float
+    total: float | None = None
     kept: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=128))
 
 
@@ -82,14 +93,15 @@ class ProgressTable:
         """Whose run it is, by its job file."""
         return self._users.get(run)
 
-    def take(self, run: RunKey, counter: float, unit: str, now_s: float) -> None:
+    def take(self, run: RunKey, said: Said, now_s: float) -> None:
         """Take one report of a run that is expected. A counter that falls, or another unit, begins anew."""
+        counter, unit, _ = said
         if run not in self._users:
             return
         known = self._counters.get(run)
         if known is None or known.unit != unit or counter < known.value:
             known = self._counters[run] = _Counter(unit=unit, value=counter, at_s=now_s)
-        known.value, known.at_s = counter, now_s
+        known.value, known.at_s, known.total = counter, now_s, said.total
         if not known.kept or now_s - known.kept[-1][0] >= _APART_S:
             known.kept.append((now_s, counter))
         while now_s - known.kept[0][0] > _KEEP_S and len(known.kept) > 2:
@@ -103,4 +115,10 @@ class ProgressTable:
         since_s, first = known.kept[0]
         over_s = known.at_s - since_s
         rate = (known.value - first) / over_s if over_s > 0 else None
-        return Progress(counter=known.value, unit=known.unit, rate_per_s=rate, age_s=now_s - known.at_s)
+        return Progress(
+            counter=known.value,
+            unit=known.unit,
+            rate_per_s=rate,
+            age_s=now_s - known.at_s,
+            total=known.total,
+        )

@@ -245,7 +245,7 @@ class ProgressSocket:
         except Dropped as why:
             self._drop(str(why), uid)
         else:
-            self._table.take(run, *said, turn.now_s)
+            self._table.take(run, said, turn.now_s)
 
     def _drop(self, why: str, uid: int | None = None) -> None:
         self.dropped[why] += 1
