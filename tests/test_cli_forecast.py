@@ -309,7 +309,7 @@ def test_the_controller_goes_on_while_it_forecasts(tmp_path: Path, monkeypatch: 
 
     async def both() -> None:
         orders = Orders(Controller(Config(cluster="c", controller=section), tmp_path / "site.toml"))
-        peer = Peer(pid=1, uid=1000, gid=1000)
+        peer = Peer(pid=1, uid=0, gid=0)
         slow = asyncio.create_task(orders.handle(Request(command="offer"), peer))
         await asyncio.sleep(0)
         assert (await orders.handle(Request(command="jobs"), peer)).ok
@@ -338,7 +338,7 @@ def test_who_asks_in_a_loop_gets_the_same_offer_and_half_of_the_time_at_most(
 
     async def loop() -> None:
         orders = Orders(Controller(Config(cluster="c", controller=section), tmp_path / "site.toml"))
-        peer = Peer(pid=1, uid=1000, gid=1000)
+        peer = Peer(pid=1, uid=0, gid=0)
         # At once, so that a busy machine does not let the first grow old before the second is asked.
         offers = await asyncio.gather(*(orders.handle(Request(command="offer"), peer) for _ in range(2)))
         assert offers[0].data == offers[1].data and len(made) == 1

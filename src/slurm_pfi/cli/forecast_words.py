@@ -62,6 +62,9 @@ def standing_lines(standing: dict[str, Any]) -> Iterator[str]:
         yield f"A limit of {limit} holds now; this answer is for the site without it."
     if standing["silent"]:
         yield f"Counted at their worst, they do not answer or take no plan: {beside(standing['silent'])}."
+    if standing["unreached_hidden"]:
+        hidden = counted(standing["unreached_hidden"], "run")
+        yield f"In no figure of loss, for no plan may cap their GPUs: {hidden} of others."
     if standing["unreached"]:
         yield f"In no figure of loss, for no plan may cap their GPUs: jobs {job_ids(standing['unreached'])}."
 

@@ -89,7 +89,7 @@ def _show(data: dict[str, Any]) -> None:
     tell(*_headline(data), *standing_lines(data["standing"]))
     out.print()
     tell(*_verdict(data))
-    if data["runs"]:
+    if data["runs"] or data["runs_hidden"]:
         tell(*_cost(data))
         out.print()
         _show_runs(out, data["runs"], tell)
@@ -144,7 +144,7 @@ def _verdict(data: dict[str, Any]) -> Iterator[str]:
     lowest = "as low as it goes" if emergency else "at its floor"
     how = (
         f"with every run {lowest}"
-        if data["runs"]
+        if data["runs"] or data["runs_hidden"]
         else "with every GPU that a plan can reach at its lowest cap"
     )
     yield f"It CANNOT be held: {format_power(data['shortfall_mw'])} short {how}."
@@ -171,7 +171,8 @@ def _cost(data: dict[str, Any]) -> Iterator[str]:
     where = "Expected loss" if data["feasible"] else "With every run that low, the expected loss is"
     colon = ":" if data["feasible"] else ""
     yield (
-        f"{where}{colon} {estimate(loss)} of the throughput of {counted(len(data['runs']), 'run')} on"
+        f"{where}{colon} {estimate(loss)} of the throughput of "
+        f"{counted(len(data['runs']) + data['runs_hidden'], 'run')} on"
         f" {counted(data['gpus'], 'GPU')}, while it lasts."
     )
 
@@ -179,7 +180,12 @@ def _cost(data: dict[str, Any]) -> Iterator[str]:
 def _notes(data: dict[str, Any]) -> Iterator[str]:
     runs = data["runs"]
     uncut = sum(1 for run in runs if run["reduction"] == 0)
-    if uncut == len(runs):
+    if data["runs_hidden"] or data["waiting_hidden"]:
+        hidden = counted(data["runs_hidden"] + data["waiting_hidden"], "run")
+        yield f"In the sums and not told one by one: {hidden} of others (PrivateData in slurm.conf)."
+    if not runs:
+        pass
+    elif uncut == len(runs):
         yield "No run is slowed: their caps come down to what they draw."
     elif uncut:
         yield f"Not slowed: {uncut} of {counted(len(runs), 'run')}."

@@ -12,7 +12,6 @@ import msgspec
 from msgspec import Meta
 
 from ..bus.asking import NO, Reply, Request, refusal
-from ..bus.unix import Peer
 from ..config import Config
 from ..model import GpuReport
 from ..store.history import History, HistoryError
@@ -23,12 +22,13 @@ from .fresh import Fresh
 from .knowledge import Knowledge
 from .learning import gpu_model
 from .ledger import NS_PER_S
+from .privacy import Asker
 from .record import J_PER_WH, Record
 from .runs import run_gpus
 from .science import Science
 from .state import RunView, State
 from .tags import index_of
-from .views import run_view
+from .views import run_view, uid_of
 
 if TYPE_CHECKING:
     from .shell import Controller
@@ -40,6 +40,7 @@ ENDED_S: Final = 86_400.0
 MOST_ENDED: Final = 1_000
 MOST_EVENTS: Final = 200
 MOST_NAMED: Final = 8
+HIDDEN: Final = ". Jobs of others are not told here: slurm.conf has PrivateData"
 UNLIKELY: Final = "under its caps it showed more loss than a job like it can have"
 
 ANSWERS: Final = frozenset({"job", "jobs"})
@@ -78,57 +79,65 @@ class Answers:
         self._controller = controller
         self._all_runs = Fresh(self._all_runs_now)
 
-    async def answer(self, request: Request, peer: Peer) -> Reply:
+    async def answer(self, request: Request, asker: Asker) -> Reply:
         """One question; what is wrong with it is said in the reply."""
         try:
             if request.command == "jobs":
-                return await self.jobs(request.args, peer)
-            return await self.job(request.args, peer)
+                return await self.jobs(request.args, asker)
+            return await self.job(request.args, asker)
         except msgspec.ValidationError as error:
             return refusal(f"{request.command}: {error}")
 
-    async def jobs(self, args: dict[str, Any], peer: Peer) -> Reply:
-        """All runs that are known. Raises msgspec.ValidationError on a wrong question."""
+    async def jobs(self, args: dict[str, Any], asker: Asker) -> Reply:
+        """All runs that are known and the asker may see. Raises msgspec.ValidationError on a wrong question."""
         question = msgspec.convert(args, JobsQuestion)
-        known = self._all_runs.get()
-        found = [told for uid, told in known if not question.mine or uid == peer.uid]
+        found = [
+            asker.shown(told, uid)
+            for uid, told in self._all_runs.get()
+            if uid == asker.uid or (not question.mine and asker.may_see(uid))
+        ]
         if question.ended:
             since_s = time.time() - ENDED_S
-            uid = peer.uid if question.mine else None
+            uid = asker.uid if question.mine or not asker.may_see_cost(None) else None
             rows, trouble = await self._read(lambda history: history.ended_since(since_s, uid, MOST_ENDED))
             if rows is None:
                 return refusal(trouble, exit_code=NO)
             running = {one["run"] for one in found}
-            found = [*(ended_view(row) for row in rows if row.run not in running), *found]
+            over = (asker.shown(ended_view(row), row.uid) for row in rows if row.run not in running)
+            found = [*over, *found]
         return Reply(ok=True, data=found)
 
     def _all_runs_now(self) -> list[tuple[int | None, dict[str, Any]]]:
         state, now_ns = self._controller.state, time.monotonic_ns()
-        views = sorted(state.runs.values(), key=lambda view: view.run)
+        views = sorted((view for view in state.runs.values() if _is_live(view)), key=lambda view: view.run)
         return [(uid_of(view, state), run_view(view, state, now_ns)) for view in views]
 
-    async def job(self, args: dict[str, Any], _peer: Peer) -> Reply:
+    async def job(self, args: dict[str, Any], asker: Asker) -> Reply:
         """One run in full. Raises msgspec.ValidationError on a wrong question."""
         question = msgspec.convert(args, JobQuestion)
         state = self._controller.state
-        live = live_runs(state, question)
+        live = [view for view in live_runs(state, question) if asker.may_see_cost(uid_of(view, state))]
         ended, trouble = await self._read(
             lambda history: history.ended_of_spec(question.job_id, question.spec)
         )
         known = {str(view.run): self._live(view) for view in live}
-        known = {**{row.run: ended_view(row) for row in ended or () if row.run not in known}, **known}
+        over = [row for row in ended or () if row.run not in known and asker.may_see_cost(row.uid)]
+        known = {**{row.run: ended_view(row) for row in over}, **known}
         specs = sorted({one["spec"] for one in known.values()})
         if len(specs) > 1:
             return refusal(_several(question, specs), exit_code=NO)
         chosen = choose(list(known.values()), question.restart)
         if chosen is None:
             unheard = [name for name, node in state.nodes.items() if not node.connected]
-            return refusal(_unknown(question, list(known.values()), trouble, unheard), exit_code=NO)
+            hidden = "" if asker.may_see_cost(None) else HIDDEN
+            return refusal(
+                f"{_unknown(question, list(known.values()), trouble, unheard)}{hidden}", exit_code=NO
+            )
         events, event_trouble = await self._read(
             lambda history: history.events_of(chosen["run"], MOST_EVENTS)
         )
         data = {
-            **chosen,
+            **asker.shown(chosen, chosen["uid"]),
             "asked_unix_s": time.time(),
             "events": None if events is None else [msgspec.to_builtins(event) for event in events],
             "events_trouble": event_trouble,
@@ -155,7 +164,12 @@ class Answers:
 
 def live_runs(state: State, question: JobQuestion) -> list[RunView]:
     """The runs that a question may mean: a bare id is also that of a whole array or heterogeneous job."""
-    return [view for view in state.runs.values() if _meant(view, question)]
+    return [view for view in state.runs.values() if _is_live(view) and _meant(view, question)]
+
+
+def _is_live(view: RunView) -> bool:
+    """Not one that Slurm has ended while its node, dead perhaps, still has its job file: the history tells of it."""
+    return view.phase != "gone"
 
 
 def _meant(view: RunView, question: JobQuestion) -> bool:
@@ -203,18 +217,6 @@ def _not_heard(nodes: Sequence[str]) -> str:
         return ""
     more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
     return f". What runs on {', '.join(nodes[:MOST_NAMED])}{more} is not known: no agent is heard there"
-
-
-def uid_of(view: RunView, state: State) -> int | None:
-    """Whose run it is, by Slurm's own word, before that by its node's; None while nobody has said it."""
-    if view.job is not None:
-        return view.job.user_id
-    for name in view.gpus:
-        report = state.nodes[name].report
-        for run in () if report is None else report.runs:
-            if run.run == view.run:
-                return run.uid
-    return None
 
 
 # ------------------------------------------------------------------------------------------------ one run

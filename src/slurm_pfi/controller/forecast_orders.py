@@ -14,6 +14,8 @@ from .forecast import what_if
 from .forecast_values import Target, WhatIf
 from .fresh import Fresh
 from .offers import Offer, offer
+from .privacy import Asker, private_offer, private_what_if
+from .views import uid_of
 
 if TYPE_CHECKING:
     from .shell import Controller
@@ -30,17 +32,21 @@ class Forecasts:
         self._rested_s = 0.0
         self._offer = Fresh(self._offer_now)
 
-    async def answer(self, request: Request) -> Reply:
+    async def answer(self, request: Request, asker: Asker) -> Reply:
         """``what_if`` with a Target as its arguments, or ``offer``. An answer that says no is an answer: ok."""
         if request.command == "offer":
-            return await self._computed(self._offer.get)
+            return await self._computed(lambda: private_offer(self._offer.get(), asker, self._owners()))
         try:
             target = msgspec.convert(request.args, Target)
         except msgspec.ValidationError as error:
             return refusal(f"what_if: {error}")
         if wrong := unusable(target):
             return refusal(f"what_if: {wrong}")
-        return await self._computed(lambda: self._what_if_now(target))
+        return await self._computed(lambda: private_what_if(self._what_if_now(target), asker, self._owners()))
+
+    def _owners(self) -> dict[str, int | None]:
+        state = self._controller.state
+        return {str(run): uid_of(view, state) for run, view in state.runs.items()}
 
     async def _computed(self, answer: Callable[[], WhatIf | Offer]) -> Reply:
         async with self._one:

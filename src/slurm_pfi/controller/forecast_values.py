@@ -92,7 +92,8 @@ class Standing(Frozen, frozen=True, kw_only=True):
 
     ``window_mw``: the limit that holds now, None without a window. ``enforces``: whether any node is in that mode.
     ``simulated``: the GPUs are. ``silent``: nodes that do not answer or take no plan; ``unreached``: runs on them, and
-    others that no plan may cap; they are in no figure of loss.
+    others that no plan may cap; they are in no figure of loss. ``unreached_hidden``: more such runs, which the reader
+    may not see.
     """
 
     cluster: str
@@ -104,6 +105,7 @@ class Standing(Frozen, frozen=True, kw_only=True):
     simulated: bool
     silent: tuple[str, ...]
     unreached: tuple[str, ...]
+    unreached_hidden: int = 0
 
 
 class WhatIf(Frozen, frozen=True, kw_only=True):
@@ -113,7 +115,8 @@ class WhatIf(Frozen, frozen=True, kw_only=True):
     it. ``binds`` is False where the site cannot reach the limit without caps. ``loss`` is None without a run. A site of
     nothing is not ``feasible``. Where the limit cannot be held, ``shortfall_mw`` is missing with every run as low as it
     may go (which the figures then show), and ``least_limit_mw`` is the lowest that can be held;
-    ``emergency_shortfall_mw``: what an emergency limit would miss.
+    ``emergency_shortfall_mw``: what an emergency limit would miss. ``runs_hidden``, ``waiting_hidden``: runs that are
+    in all sums and that the reader may not see.
     """
 
     target: Target
@@ -136,3 +139,5 @@ class WhatIf(Frozen, frozen=True, kw_only=True):
     parked_draw_mw: int
     certificate: Certificate
     standing: Standing
+    runs_hidden: int = 0
+    waiting_hidden: int = 0

@@ -63,7 +63,8 @@ class Level(Frozen, frozen=True, kw_only=True):
 
 class Steps(Frozen, frozen=True, kw_only=True):
     """The supply curve, each entry one step: cheapest first. ``given_mw`` and ``loss`` (share of all throughput) are
-    sums after the step; ``price_per_kw`` is a share of all throughput; ``run`` gives it, down to ``reduction``."""
+    sums after the step; ``price_per_kw`` is a share of all throughput; ``run`` gives it, down to ``reduction``
+    (empty: a run that the reader may not see)."""
 
     given_mw: tuple[int, ...]
     loss: tuple[float, ...]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pwd
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +18,7 @@ from .answers import ANSWERS, Answers
 from .budget import look
 from .forecast_orders import FORECASTS, Forecasts
 from .fresh import Fresh
+from .privacy import Asker, asker_of, is_admin, private_status
 from .rebound import release_s
 from .shares import Shares, candidates, share
 from .state import LimitsChanged
@@ -64,15 +63,17 @@ class Orders:
 
     async def handle(self, request: Request, peer: Peer) -> Reply:
         """One request. What is wrong with it is said in the reply; nothing is half done."""
-        readers = {"status": self._status, "limit_show": self._limit_show}
-        if request.command in readers:
-            return readers[request.command]()
+        if request.command == "limit_show":
+            return self._limit_show()
+        asker = asker_of(peer.uid, self._controller.config, self._controller.private_data.words)
+        if request.command == "status":
+            return self._status(asker)
         if request.command in ANSWERS:
-            return await self._answers.answer(request, peer)
+            return await self._answers.answer(request, asker)
         if request.command in FORECASTS:
-            return await self._forecasts.answer(request)
+            return await self._forecasts.answer(request, asker)
         if request.command in REPORTS:
-            return await self._reports.answer(request)
+            return await self._reports.answer(request, asker)
         writers = {
             "limit_set": self._limit_set,
             "limit_clear": self._limit_clear,
@@ -82,7 +83,7 @@ class Orders:
         writer = writers.get(request.command)
         if writer is None:
             return refusal(f"the controller knows no command {request.command!r}")
-        if not self._may_order(peer.uid):
+        if not is_admin(peer.uid, self._controller.config):
             self._log_refused(request.command, peer)
             return refusal(
                 f"uid {peer.uid} may not change limits: root, the controller's user and controller.admins may",
@@ -103,19 +104,10 @@ class Orders:
             self._refused_uids.add(peer.uid)
             log.warning(f"uid {peer.uid} (pid {peer.pid}) may not change limits; refused: {command}")
 
-    def _may_order(self, uid: int) -> bool:
-        allowed = {0, os.geteuid()}
-        for name in self._controller.config.controller.admins:
-            try:
-                allowed.add(pwd.getpwnam(name).pw_uid)
-            except KeyError:
-                continue
-        return uid in allowed
-
     # ------------------------------------------------------------------------------------------- reading
 
-    def _status(self) -> Reply:
-        return Reply(ok=True, data=self._site.get())
+    def _status(self, asker: Asker) -> Reply:
+        return Reply(ok=True, data=private_status(self._site.get(), asker))
 
     def _site_now(self) -> dict[str, Any]:
         control = self._controller

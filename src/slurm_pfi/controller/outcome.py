@@ -83,7 +83,8 @@ class WindowReport(Frozen, frozen=True, kw_only=True):
     """All that a page shows. ``runs``: who gave most first; ``series``: those of them in steps of ``fine_step_s`` that
     ``fine`` names, the others in steps of ``coarse_step_s``.
 
-    ``runs_left_out``: runs that gave least where there are too many for one reply; every sum has them in it.
+    ``runs_left_out``: runs that gave least where there are too many for one reply, ``runs_hidden``: those that the
+    reader may not see; every sum has them in it.
     ``limits``: (Unix seconds, mW or None) at each change. ``until_unix_s``: its end, or now while it is open.
     """
 
@@ -95,6 +96,7 @@ class WindowReport(Frozen, frozen=True, kw_only=True):
     lost_gpu_h: float | None
     runs: tuple[Given, ...]
     runs_left_out: int
+    runs_hidden: int = 0
     site: tuple[SiteSample, ...]
     site_thinned: bool
     limits: tuple[tuple[float, int | None], ...]

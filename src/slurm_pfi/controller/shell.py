@@ -35,6 +35,7 @@ from .knowledge import Knowledge, learn_runs
 from .log import set_up_logging
 from .nodes import ConfigNodesError, cannot_leave, declared_nodes, with_nodes
 from .orders import Orders
+from .privacy import PrivateData
 from .recorder import Recorder
 from .remembered import RememberedDraws, host_boot_id, read_record
 from .science import Science, site_library
@@ -90,9 +91,9 @@ class Controller:
         )
         self._boot_id = host_boot_id()
         self.recorder = Recorder(self.history, summary_with(self.core.science), self._boot_id)
-        self._slurm = SlurmWorker(
-            SlurmCommands(config.slurm, timeout_s=config.times.slurm_timeout_s), config, self._on_slurm
-        )
+        backend = SlurmCommands(config.slurm, timeout_s=config.times.slurm_timeout_s)
+        self._slurm = SlurmWorker(backend, config, self._on_slurm)
+        self.private_data = PrivateData(backend, config)
         self._bus = LocalServer(
             run_dir / BUS_SOCKET,
             on_report=self._on_report,
@@ -130,13 +131,13 @@ class Controller:
         log.info(
             "commanding", cluster=self.config.cluster, epoch=self.state.epoch, nodes=len(self.state.nodes)
         )
-        slurm = asyncio.create_task(self._slurm.run())
+        workers = [asyncio.create_task(work) for work in (self._slurm.run(), self.private_data.run())]
         try:
             await self._cycles()
         finally:
-            slurm.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await slurm
+            for worker in workers:
+                worker.cancel()
+            await asyncio.wait(workers)
             await self._close()
         return 0
 

@@ -148,6 +148,18 @@ def run_view(view: RunView, state: State, now_ns: int) -> dict[str, Any]:
     }
 
 
+def uid_of(view: RunView, state: State) -> int | None:
+    """Whose run it is, by Slurm's own word, before that by its node's; None while nobody has said it."""
+    if view.job is not None:
+        return view.job.user_id
+    for name in view.gpus:
+        report = state.nodes[name].report
+        for run in () if report is None else report.runs:
+            if run.run == view.run:
+                return run.uid
+    return None
+
+
 def limit_view(limit: Limit) -> dict[str, Any]:
     """One limit with its steps in wall-clock seconds."""
     return {

@@ -14,6 +14,7 @@ from ..bus.asking import NO, Reply, Request, refusal
 from ..store.history import History, HistoryError
 from ..store.rows import EventRow, RunSample, SiteSample, WindowRow
 from .outcome import Given, WindowReport, compliance, delivered, given, limit_steps, lost, thin
+from .privacy import Asker, private_report
 from .recorder import AFTER_S, BEFORE_S
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Reports:
         self._controller = controller
         self._one = asyncio.Lock()
 
-    async def answer(self, request: Request) -> Reply:
+    async def answer(self, request: Request, asker: Asker) -> Reply:
         """The reply to one of COMMANDS."""
         history = self._controller.history
         try:
@@ -136,16 +137,16 @@ class Reports:
                     msgspec.convert(request.args, NoQuestion)
                     return Reply(ok=True, data=await asyncio.to_thread(history.windows))
                 question = msgspec.convert(request.args, WindowQuestion)
-                return await asyncio.to_thread(self._report, history, question.window)
+                return await asyncio.to_thread(self._report, history, question.window, asker)
         except msgspec.ValidationError as error:
             return refusal(f"{request.command}: {error}")
         except HistoryError as error:
             return refusal(str(error), exit_code=NO)
 
-    def _report(self, history: History, window_id: int | None) -> Reply:
+    def _report(self, history: History, window_id: int | None, asker: Asker) -> Reply:
         window = history.window(window_id)
         if window is not None:
-            return Reply(ok=True, data=read_report(history, window, time.time()))
+            return Reply(ok=True, data=private_report(read_report(history, window, time.time()), asker))
         last = history.window() if window_id is not None else None
         if last is None:
             return refusal(

@@ -116,5 +116,11 @@ class SlurmBackend(Protocol):
     async def admin_comment(self, job_id: int) -> AdminComment | JobGone | Unavailable:
         """The AdminComment of one job by its own id."""
 
+    async def confirms_comment(self, job_spec: str, text: str) -> bool | JobGone | Unavailable:
+        """Whether another way of reading shows this very AdminComment: if not, one of them does not tell all of it."""
+
     async def set_admin_comment(self, job_spec: str, text: str) -> Updated | JobGone | Unavailable:
         """Replace the AdminComment of the job that ``JobInfo.spec`` names. Refused by Slurm after the job's end."""
+
+    async def private_data(self) -> frozenset[str] | Unavailable:
+        """The words of PrivateData in slurm.conf(5), as slurmctld has it in force; empty where nothing is private."""

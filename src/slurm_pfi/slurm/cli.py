@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 from dataclasses import dataclass
 from typing import Final
@@ -110,6 +111,21 @@ class SlurmCommands:
         if _NO_SUCH_JOB in ran.error or _FINISHED in ran.error:
             return JobGone(ran.error)
         return Unavailable(f"scontrol update of job {job_spec} exited {ran.exit_code}: {ran.error}")
+
+    async def private_data(self) -> frozenset[str] | Unavailable:
+        """See SlurmBackend."""
+        ran = await self._run("scontrol", "show", "config")
+        if isinstance(ran, Unavailable):
+            return ran
+        found = re.findall(rb"(?m)^PrivateData +=(.*)$", ran.out)
+        if ran.exit_code != 0 or len(found) != 1:
+            return Unavailable(
+                f"scontrol show config exited {ran.exit_code}, with {len(found)} lines of PrivateData: {ran.error}"
+            )
+        words = found[0].decode("ascii", "replace").strip().split(",")
+        if not all(re.fullmatch(r"[a-z]+", word) for word in words):
+            return Unavailable(f"PrivateData={','.join(words)[:80]!r} is not understood")
+        return frozenset(words) - {"none"}
 
     async def _squeue(
         self, fields: tuple[str, ...], job_id: int | None

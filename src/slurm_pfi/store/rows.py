@@ -78,6 +78,7 @@ class RunFacts(Frozen, frozen=True, kw_only=True):
 
     window: int
     run: str
+    uid: int | None = None
     user: str | None = None
     account: str | None = None
     partition: str | None = None

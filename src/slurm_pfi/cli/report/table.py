@@ -52,7 +52,8 @@ def runs_table(report: WindowReport) -> str:
     """Those who gave most, and the rest in one line."""
     shown, rest = report.runs[:MOST_RUNS], report.runs[MOST_RUNS:]
     if not shown:
-        return '<p class="none">No run was known in this window.</p>'
+        none = "No run that you may see was" if report.runs_hidden else "No run was known"
+        return f'<p class="none">{none} in this window.</p>'
     most_mw = max((run.gave_mw or 0 for run in shown), default=0)
 
     def gave(run: Given) -> str:

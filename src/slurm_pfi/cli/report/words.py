@@ -175,20 +175,24 @@ def cost(report: WindowReport) -> str:
     known = sum(1 for run in report.runs if run.lost_gpu_h is not None)
     rest = len(report.runs) - known
     verb = "gained" if round(report.loss, 3) < 0 else "lost"
-    who = "The runs" if report.runs_left_out else count(known, "run")
+    partial = report.runs_left_out or report.runs_hidden
+    who = "The runs" if partial else count(known, "run")
     text = (
         f"{who} {verb} {percent(abs(report.loss))} of throughput, "
         f"{gpu_hours(abs(report.lost_gpu_h))} of work."
     )
-    if rest and not report.runs_left_out:
+    if rest and not partial:
         text += f" Of {count(rest, 'run')} the loss is not known."
     return text + left_out(report)
 
 
 def left_out(report: WindowReport) -> str:
     """What is said where there were too many runs to tell of each; with a space before it, empty if not."""
-    left = report.runs_left_out
-    return f" {count(left, 'run')} that gave least are in the sums and not told one by one." if left else ""
+    left, hidden = report.runs_left_out, report.runs_hidden
+    told = f" {count(left, 'run')} that gave least are in the sums and not told one by one." if left else ""
+    if hidden:
+        told += f" So are {count(hidden, 'run')} of others (PrivateData in slurm.conf)."
+    return told
 
 
 def promises(report: WindowReport) -> str:
@@ -202,6 +206,8 @@ def promises(report: WindowReport) -> str:
         if _inside(event, report)
     ):
         parts.append("For a time the limit could not be held, with every run as low as it might go.")
+    if report.runs_hidden:
+        parts.append("Of the runs that you may see:")
     parts.append(f"Floors passed by an emergency: {_some(passed)}." if passed else "No floor was passed.")
     parts.append(
         f"Waited for power longer than a start may take: {_some(waited)}."
