@@ -241,14 +241,31 @@ def test_the_comment_of_the_very_job_is_read(tmp_path: Path) -> None:
     # -j 2 answers with every task of array 2; the last argument is the layout, the end mark in it is not known before.
     script = (
         'for layout in "$@"; do :; done\nend=${layout#*:}; end=${end%%,*}\n'
-        'printf "7${end}one${end}\\n2${end} t\\377wo\\nlines ${end}\\n"'
+        'printf "7${end}0${end}one${end}\\n2${end}3${end} t\\377wo\\nlines ${end}\\n"'
     )
     answer = asyncio.run(commands(tmp_path, script).admin_comment(2))
-    assert answer == AdminComment(" t\udcffwo\nlines ")
+    assert answer == AdminComment(" t\udcffwo\nlines ", restart=3)
 
 
 def test_a_comment_that_was_never_set_is_empty(tmp_path: Path) -> None:
     script = (
-        'for layout in "$@"; do :; done\nend=${layout#*:}; end=${end%%,*}\nprintf "2${end}(null)${end}\\n"'
+        'for layout in "$@"; do :; done\nend=${layout#*:}; end=${end%%,*}\n'
+        'printf "2${end}0${end}(null)${end}\\n"'
     )
-    assert asyncio.run(commands(tmp_path, script).admin_comment(2)) == AdminComment("")
+    assert asyncio.run(commands(tmp_path, script).admin_comment(2)) == AdminComment("", restart=0)
+
+
+def test_a_restart_count_that_is_none_makes_the_comment_unknown(tmp_path: Path) -> None:
+    script = (
+        'for layout in "$@"; do :; done\nend=${layout#*:}; end=${end%%,*}\n'
+        'printf "2${end}N/A${end}text${end}\\n"'
+    )
+    assert isinstance(asyncio.run(commands(tmp_path, script).admin_comment(2)), Unavailable)
+
+
+@pytest.mark.parametrize(
+    ("shown", "same"), [("two  words ", True), ("two words ", False), ("two  words", False)]
+)
+def test_a_comment_is_confirmed_by_what_scontrol_shows(tmp_path: Path, shown: str, same: bool) -> None:
+    script = f'printf "JobId=2\\n   Comment=AdminComment=x \\n   AdminComment={shown} \\n   StdErr=/x\\n"'
+    assert asyncio.run(commands(tmp_path, script).confirms_comment("2", "two  words ")) is same

@@ -59,6 +59,7 @@ TAGS = st.builds(
     at_unix_s=st.floats(0, 4e9),
     pfi_low=st.none() | st.floats(0, 9999),
     pfi_high=st.none() | st.floats(0, 9999),
+    restart=st.integers(0, 999_999),
 )
 
 
@@ -119,6 +120,11 @@ def test_values_without_a_place_in_a_tag_are_refused(changes: dict[str, Any]) ->
 def test_what_is_no_tag_is_refused(text: str) -> None:
     with pytest.raises(TagError):
         parse_tag(text)
+
+
+def test_a_run_after_a_requeue_says_which_it_is() -> None:
+    assert format_tag(replace(TAG, restart=2)) == f"{TEXT};restart=2"
+    assert parse_tag(f"{TEXT};restart=2;next=1").restart == 2
 
 
 def test_fields_of_a_later_version_are_ignored() -> None:

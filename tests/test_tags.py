@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -134,3 +135,37 @@ def test_it_is_fresh_just_before_the_jobs_time_is_over() -> None:
     at_ns, tag = world.tags[dense][-1]
     assert end_unix_s - 20 <= tag.at_unix_s <= end_unix_s - 10
     assert at_ns < world.now_ns
+
+
+def test_a_tag_that_slurm_does_not_take_is_tried_again_less_often_each_time_and_stays_our_record() -> None:
+    world, dense, _ = tagged_world()
+    world.slurm_up = False
+    began_ns = world.now_ns
+    limit(world, 590)
+    world.run(120)
+    tries_s = [(at_ns - began_ns) / NS for at_ns, _ in world.tags[dense] if at_ns >= began_ns]
+    assert 4 <= len(tries_s) <= 8, tries_s
+    waits_s = [later - earlier for earlier, later in pairwise(tries_s)]
+    assert waits_s[-1] > 2 * waits_s[0]
+    view = world.controller.runs[dense]
+    assert view.tag_failed >= 3
+    assert parse_tag(view.tag_text).capped_s > 0, "what was worked out is not forgotten"
+    world.slurm_up = True
+    world.run(120)
+    assert world.controller.runs[dense].tag_failed == 0
+    assert last(world, dense).capped_s > 120
+
+
+def test_of_a_requeued_job_the_last_runs_tag_is_replaced_at_once_and_ours_says_which_run_it_is_of() -> None:
+    world, dense, _ = tagged_world(tag_after_s=30.0)
+    assert last(world, dense).restart == 0
+    world.end_job(dense)
+    world.run(5)
+    again = Run(cluster=dense.cluster, job_id=dense.job_id, restart=1)
+    began_ns = world.now_ns
+    world.start_job(1, {"n1": [0, 1, 2, 3]}, flex="high", model=DENSE, restart=1)
+    world.run(15)
+    at_ns, tag = world.tags[again][0]
+    assert at_ns - began_ns < 15 * NS
+    assert (tag.restart, tag.capped_s, tag.loss or 0.0) == (1, 0.0, 0.0)
+    assert format_tag(tag).endswith(";restart=1")

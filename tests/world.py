@@ -581,13 +581,16 @@ class World:
         partition: str = "main",
         watts: int = 690,
         model: ModelJob | None = None,
+        restart: int = 0,
     ) -> Run:
         """With a ``model`` the job draws, works and tells its progress as that model job does."""
-        run = Run("world", job_id, 0)
+        run = Run("world", job_id, restart)
         self.slurm[run] = job_info(run, tuple(gpus), partition)
         for name, positions in gpus.items():
             node = self.nodes[name]
-            node.jobs[run] = JobFile(job_id=job_id, restart=0, uid=1000, gpus=tuple(positions), flex=flex)
+            node.jobs[run] = JobFile(
+                job_id=job_id, restart=restart, uid=1000, gpus=tuple(positions), flex=flex
+            )
             for place in positions:
                 list(node.devices.values())[place].demand_mw = watts * 1000
             self._to_agent(node, nm.JobFilesRead(files=tuple(node.jobs.values())))

@@ -70,6 +70,7 @@ def headline(data: Mapping[str, Any]) -> list[str]:
         lines.append("OFF: no limit is enforced ('slurm-pfi on' ends this)")
     if not data["limits_known"]:
         lines.append("LIMITS UNREADABLE: the last plans stay in force; see the controller's log")
+    lines += tag_lines(data.get("tags"))
     window = data["window"]
     if window is None:
         lines.append("no window: no limit binds")
@@ -86,6 +87,23 @@ def headline(data: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"counted at their worst, as they do not answer or take no plan: {names_text(window['silent'])}"
         )
+    return lines
+
+
+def tag_lines(tags: Mapping[str, Any] | None) -> list[str]:
+    """What became of the tags in AdminComment; nothing while every one was written."""
+    if not tags:
+        return []
+    words = {
+        "raced": "overwritten by others at once",
+        "not_rewritable": "left out beside text that cannot be kept whole",
+        "unavailable": "tries failed",
+    }
+    odd = [f"{tags[name]:,} {said}" for name, said in words.items() if tags[name]]
+    lines = [f"tags: {tags['written']:,} written, {', '.join(odd)}"] if odd else []
+    if tags["trouble"]:
+        again = "" if tags["retry_in_s"] is None else f", next try in {format_duration(tags['retry_in_s'])}"
+        lines.append(f"tags cannot be written: {tags['waiting']:,} wait{again}: {tags['trouble']}")
     return lines
 
 

@@ -53,7 +53,7 @@ from .state import (
     State,
     TagWritten,
 )
-from .tags import due_tags, due_with_limits, tag_written
+from .tags import due_tags, due_with_limits, first_tag_s, tag_written
 
 RETRY_READ_S = 5.0  # Slurm could not be asked about a run: ask again after this long
 READ_FOREVER_S = 60.0  # a run that Slurm contradicts is asked about again this often
@@ -284,7 +284,7 @@ class Core:
         changed = phase != view.phase or flex != view.flex
         tag_due_ns = view.tag_due_ns
         if tag_due_ns is None:
-            tag_due_ns = now_ns + round(self.config.times.tag_after_s * NS_PER_S)
+            tag_due_ns = now_ns + round(first_tag_s(view, self.config) * NS_PER_S)
         view = msgspec.structs.replace(
             view,
             job=job,
@@ -347,7 +347,7 @@ class Core:
 
     @_on.register
     def _tag(self, event: TagWritten, state: State, now_ns: int) -> Result:
-        return tag_written(state, event, now_ns), []
+        return tag_written(state, event, self.config, now_ns), []
 
     @_on.register
     def _learned(self, event: CurvesLearned, state: State, now_ns: int) -> Result:

@@ -117,6 +117,7 @@ class Orders:
         return data
 
     def _limit_show(self) -> Reply:
+        data["tags"] = control.tag_view()
         state = self._controller.state
         window = state.window
         data = {

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
@@ -18,7 +19,7 @@ from ..bus.local import LocalServer
 from ..bus.unix import Peer, SocketError
 from ..config import Config, ConfigError, load_config
 from ..elasticity.library import LibraryError
-from ..model import GpuId, Report
+from ..model import GpuId, Report, Run
 from ..slurm.cli import SlurmCommands
 from ..store.audit import AuditLog
 from ..store.epoch import CommandedStore, EpochStore, NeverCommanded
@@ -92,7 +93,7 @@ class Controller:
         self._boot_id = host_boot_id()
         self.recorder = Recorder(self.history, summary_with(self.core.science), self._boot_id)
         backend = SlurmCommands(config.slurm, timeout_s=config.times.slurm_timeout_s)
-        self._slurm = SlurmWorker(backend, config, self._on_slurm)
+        self._slurm = SlurmWorker(backend, config, self._on_slurm, is_alive=self._is_alive)
         self.private_data = PrivateData(backend, config)
         self._bus = LocalServer(
             run_dir / BUS_SOCKET,
@@ -279,6 +280,14 @@ class Controller:
             with contextlib.suppress(OSError):  # only a copy; mark_commanded says it when it matters
                 self._commanded.update_priors(report.node, report.id.boot_id, known)
         self.take(ReportCame(report=report, priors=priors))
+
+    def _is_alive(self, run: Run) -> bool:
+        view = self.state.runs.get(run)
+        return view is not None and view.phase != "gone"
+
+    def tag_view(self) -> dict[str, Any]:
+        """What became of the tags, for ``slurm-pfi status``."""
+        return {"enabled": self.config.tag.enabled, **self._slurm.tag_view()}
 
     def _on_slurm(self, event: Event) -> None:
         """Slurm's answers; one on a job comes with what the history remembers of it and of its kind."""

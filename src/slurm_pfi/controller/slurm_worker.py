@@ -3,32 +3,59 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 
 from ..config import Config
 from ..model import Run
 from ..slurm.backend import JobGone, JobInfo, SlurmBackend, Unavailable
-from ..slurm.tagwrite import write_tag
+from ..slurm.tagwrite import TagWrite, write_tag
+from .pace import Pace
 from .state import AllJobsRead, Event, JobRead, TagWritten, WriteTag
 
 READERS = 4
+PRUNE_EVERY = 1000  # tags
+SAY_EVERY_S = 60.0  # Slurm may refuse the tags of some jobs and take those of others between
 
 log = structlog.get_logger("controller")
 
 
 class SlurmWorker:
-    """Takes orders from the shell and hands the answers to ``take`` as events. Never raises into the shell."""
+    """Takes orders from the shell and hands the answers to ``take`` as events. Never raises into the shell.
 
-    def __init__(self, backend: SlurmBackend, config: Config, take: Callable[[Event], None]) -> None:
+    ``is_alive`` says whether a run is still there. ``clock`` (monotonic seconds) and ``chance`` (0..1) set the pace of
+    the tags.
+    """
+
+    def __init__(
+        self,
+        backend: SlurmBackend,
+        config: Config,
+        take: Callable[[Event], None],
+        *,
+        is_alive: Callable[[Run], bool] = lambda _run: True,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
         self._backend = backend
         self._take = take
-        self._pause_s = 1 / config.tag.max_writes_per_s
+        self._is_alive = is_alive
+        self._clock = clock
+        self._chance = chance
+        self._pace = Pace(config.tag.max_writes_per_s)
         self._reads: asyncio.Queue[Run | None] = asyncio.Queue()
         self._tags: dict[Run, WriteTag] = {}
         self._tag_ready = asyncio.Event()
+        self._left: dict[Run, str] = {}
+        self._counts: Counter[str] = Counter()
         self._trouble = ""
+        self._tag_trouble = ""
+        self._told_s: float | None = None
 
     def read_job(self, run: Run) -> None:
         """Ask about one run; the answer comes as JobRead."""
@@ -43,12 +70,24 @@ class SlurmWorker:
         self._tags[order.run] = order
         self._tag_ready.set()
 
+    def tag_view(self) -> dict[str, Any]:
+        """What became of all tags since the start, how many wait, and why if none can be written now."""
+        names = ("written", "raced", "not_rewritable", "gone", "unavailable")
+        return {
+            **{name: self._counts[name] for name in names},
+            "waiting": len(self._tags),
+            "retry_in_s": max(0.0, self._pace.next_s - self._clock()) if self._pace.strained else None,
+            "trouble": self._tag_trouble,
+        }
+
     async def run(self) -> None:
         """Work until cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(READERS):
                 group.create_task(self._read_forever())
             group.create_task(self._write_forever())
+
+    # ------------------------------------------------------------------------------------------------ reading
 
     async def _read_forever(self) -> None:
         while True:
@@ -76,19 +115,57 @@ class SlurmWorker:
             log.info("Slurm answers again")
         self._trouble = trouble
 
+    # ------------------------------------------------------------------------------------------------ writing
+
     async def _write_forever(self) -> None:
         while True:
             await self._tag_ready.wait()
-            if not self._tags:
+            # Before the tag is taken: a newer one of the run may come meanwhile, or the run may end.
+            await asyncio.sleep(max(0.0, self._pace.next_s - self._clock()))
+            order = self._next_tag()
+            if order is None:
                 self._tag_ready.clear()
                 continue
-            order = self._tags.pop(next(iter(self._tags)))
-            self._take(TagWritten(run=order.run, ok=await self._write(order)))
-            await asyncio.sleep(self._pause_s)  # the rate limit itself, not a wait for something
+            began_s = self._clock()
+            done = await write_tag(self._backend, order.job, order.tag, self._left.get(order.run))
+            ok = done.outcome != "unavailable"
+            self._pace = self._pace.after(began_s, self._clock(), ok=ok, chance=self._chance())
+            self._wrote(order.run, done)
 
-    async def _write(self, order: WriteTag) -> bool:
-        """Whether the tag needs no other try now. A comment that we cannot keep whole is left alone, and said so."""
-        done = await write_tag(self._backend, order.job, order.tag)
+    def _next_tag(self) -> WriteTag | None:
+        """The tag that waits longest and whose run is still there; Slurm takes none of a job that has ended."""
+        while self._tags:
+            order = self._tags.pop(next(iter(self._tags)))
+            if self._is_alive(order.run):
+                return order
+            self._counts["gone"] += 1
+            self._left.pop(order.run, None)
+        return None
+
+    def _wrote(self, run: Run, done: TagWrite) -> None:
+        self._counts[done.outcome] += 1
+        if self._counts.total() % PRUNE_EVERY == 0:
+            self._left = {known: text for known, text in self._left.items() if self._is_alive(known)}
+        if done.text is None or done.outcome == "gone":
+            self._left.pop(run, None)
+        else:
+            self._left[run] = done.text
         if done.outcome in ("raced", "not_rewritable"):
-            log.info(f"tag {done.outcome.replace('_', ' ')}", run=str(order.run), reason=done.why)
-        return done.outcome != "unavailable"
+            log.info(f"tag {done.outcome.replace('_', ' ')}", run=str(run), reason=done.why)
+        ok = done.outcome != "unavailable"
+        self._say_tags(run, "" if ok else done.why)
+        trouble = "" if done.outcome == "written" else f"{done.outcome.replace('_', ' ')}: {done.why}"
+        self._take(TagWritten(run=run, ok=ok, trouble=trouble))
+
+    def _say_tags(self, run: Run, trouble: str) -> None:
+        now_s = self._clock()
+        anew = self._told_s is None or now_s - self._told_s >= SAY_EVERY_S
+        if trouble and not self._tag_trouble and anew:
+            log.warning(
+                f"a tag cannot be written: {trouble}; tried again, less often each time", run=str(run)
+            )
+            self._told_s = now_s
+        elif not trouble and self._tag_trouble and self._pace.strained == 0:
+            log.info("tags are written again")
+            self._told_s = None
+        self._tag_trouble = trouble

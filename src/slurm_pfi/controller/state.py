@@ -53,7 +53,8 @@ class RunView(Frozen, frozen=True, kw_only=True):
     counted, and ``flex_source`` where it stood; both are empty when there was none. ``shares``: other jobs have GPUs of
     it too, so that nothing is measured of it. ``kins``: what the history
     remembers of work of this name, until all its nodes have reported it; ``name_is_mixed``: that name was used for
-    different work before.
+    different work before. ``tag_text`` is our own record of its tag, whatever stands in Slurm; ``tag_failed``: tries in
+    a row that failed; ``tag_trouble``: why the tag does not stand in Slurm, as far as that is known.
     """
 
     run: Run
@@ -83,6 +84,8 @@ class RunView(Frozen, frozen=True, kw_only=True):
     tag_text: str = ""
     tag_due_ns: int | None = None
     tag_capped: bool = False
+    tag_failed: int = 0
+    tag_trouble: str = ""
 
 
 class WindowView(Frozen, frozen=True, kw_only=True):
@@ -234,8 +237,11 @@ class OffChanged(Frozen, frozen=True, kw_only=True):
 
 
 class TagWritten(Frozen, frozen=True, kw_only=True):
+    """What became of a tag. Not ``ok``: another try is wanted. ``trouble``: why it does not stand in Slurm."""
+
     run: Run
     ok: bool
+    trouble: str = ""
 
 
 class CurvesLearned(Frozen, frozen=True, kw_only=True):

@@ -54,7 +54,8 @@ def due_tags(
         capped = view.record.capped_since_ns is not None
         after = msgspec.structs.replace(view, tag_due_ns=next_ns, tag_capped=capped)
         tag = tag_of(view, state, config, science, now_unix_s)
-        if view.job is not None and (capped or _let_go(view) or _says_more(tag, view.tag_text)):
+        wanted = capped or view.tag_failed > 0 or _let_go(view) or _says_more(tag, view.tag_text)
+        if view.job is not None and wanted:
             text = format_tag(tag)
             actions.append(WriteTag(run=run, job=view.job, tag=tag))
             after = msgspec.structs.replace(after, tag_text=text)
@@ -138,7 +139,13 @@ def tag_of(view: RunView, state: State, config: Config, science: Science, now_un
         energy_wh=None if energy_wh is None else round(energy_wh),
         capped_s=record.totals.capped_s,
         at_unix_s=now_unix_s,
+        restart=view.run.restart,
     )
+
+
+def first_tag_s(view: RunView, config: Config) -> float:
+    """How long after a run was read its first tag is due. After a requeue at once: the last run's stands there."""
+    return 0.0 if view.run.restart else config.times.tag_after_s
 
 
 def _loss(record: Record) -> float | None:
@@ -195,11 +202,14 @@ def index_of(
     return Index(default.value, default.low, default.high, "default", default.grid_w)
 
 
-def tag_written(state: State, event: TagWritten, now_ns: int) -> State:
-    """A tag that could not be written is due again soon."""
+def tag_written(state: State, event: TagWritten, config: Config, now_ns: int) -> State:
+    """A tag that could not be written is due again soon; later each time, for Slurm may refuse it for good."""
     view = state.runs.get(event.run)
-    if view is None or event.ok:
+    if view is None:
         return state
-    due_ns = now_ns + round(RETRY_S * NS_PER_S)
-    view = msgspec.structs.replace(view, tag_due_ns=due_ns, tag_text="")
+    failed = 0 if event.ok else view.tag_failed + 1
+    view = msgspec.structs.replace(view, tag_failed=failed, tag_trouble=event.trouble)
+    if failed:
+        retry_s = min(config.times.tag_refresh_s, RETRY_S * 2.0 ** min(failed - 1, 16))
+        view = msgspec.structs.replace(view, tag_due_ns=now_ns + round(retry_s * NS_PER_S))
     return msgspec.structs.replace(state, runs={**state.runs, event.run: view})

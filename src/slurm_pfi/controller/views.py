@@ -145,6 +145,7 @@ def run_view(view: RunView, state: State, now_ns: int) -> dict[str, Any]:
         "expected_loss": view.expected_loss,
         "known_s": (now_ns - view.first_seen_ns) / NS_PER_S,
         "tag": view.tag_text,
+        "tag_trouble": view.tag_trouble,
     }
 
 

@@ -94,9 +94,13 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class AdminComment:
-    """The field as it stands, byte for byte; bytes that are no UTF-8 are kept as surrogates (PEP 383)."""
+    """The field as it stands, byte for byte; bytes that are no UTF-8 are kept as surrogates (PEP 383).
+
+    ``restart`` is the job's restart count at the same instant; None where that way of reading does not tell it.
+    """
 
     text: str
+    restart: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

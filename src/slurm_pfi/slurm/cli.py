@@ -38,7 +38,7 @@ _FIELDS: Final = (
     "Name",
     "Comment",
 )
-_COMMENT_FIELDS: Final = ("JobID", "admin_comment")
+_COMMENT_FIELDS: Final = ("JobID", "RestartCnt", "admin_comment")
 _NO_SUCH_JOB: Final = "Invalid job id specified"
 _FINISHED: Final = "Job has already finished"
 _UNSET: Final = "(null)"  # squeue's word for a comment that was never set; nobody writes it as a comment
@@ -94,9 +94,18 @@ class SlurmCommands:
             return rows
         for row in rows:
             if row["JobID"] == str(job_id).encode():
-                text = row["admin_comment"].decode("utf-8", "surrogateescape")
-                return AdminComment("" if text == _UNSET else text)
+                return _read_comment(row)
         return _absent(job_id)
+
+    async def confirms_comment(self, job_spec: str, text: str) -> bool | JobGone | Unavailable:
+        """See SlurmBackend. ``scontrol show job`` prints the field as it is, between a line's begin and a blank."""
+        ran = await self._run("scontrol", "show", "job", job_spec)
+        if isinstance(ran, Unavailable):
+            return ran
+        if ran.exit_code != 0:
+            said = f"scontrol show job {job_spec} exited {ran.exit_code}: {ran.error}"
+            return JobGone(said) if _NO_SUCH_JOB in ran.error else Unavailable(said)
+        return b"\n   AdminComment=" + text.encode("utf-8", "surrogateescape") + b" \n" in ran.out
 
     async def set_admin_comment(self, job_spec: str, text: str) -> Updated | JobGone | Unavailable:
         """See SlurmBackend."""
@@ -178,6 +187,15 @@ class SlurmCommands:
                     await process.wait()
         assert process.returncode is not None
         return _Ran(process.returncode, out, " ".join(said.decode("utf-8", "replace").split())[:500])
+
+
+def _read_comment(row: dict[str, bytes]) -> AdminComment | Unavailable:
+    text = row["admin_comment"].decode("utf-8", "surrogateescape")
+    try:
+        restart = parse_count(row["RestartCnt"].decode("ascii", "replace"))
+    except SlurmTextError as error:
+        return Unavailable(f"squeue's restart count is not understood: {error}")
+    return AdminComment("" if text == _UNSET else text, restart)
 
 
 def _absent(job_id: int) -> Unavailable:

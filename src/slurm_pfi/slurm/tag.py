@@ -27,6 +27,7 @@ _TAG: Final = re.compile(
     r";wh=(?P<wh>-?\d{1,12}|\?)"
     r";capped=(?P<capped>\d{1,8})m"
     r";t=(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\dZ)"
+    r"(?:;restart=(?P<restart>\d{1,6}))?"
     # Fields that a later version may add.
     r"(?:;[a-z]{1,16}=[!-:<-~]{0,64}){0,8}",
     re.ASCII,
@@ -46,6 +47,7 @@ class Tag:
 
     ``grid_*_w`` is the cap grid of the PFI. ``loss`` (0..1) and ``energy_wh`` (negative: saved) are since the run's
     start; None while unknown. ``capped_s`` is the time spent under a cap. Resolution: 0.1 % and whole minutes.
+    ``restart``: which run of the job this was measured of; after a requeue the last run's tag stands for a moment.
     """
 
     pfi: float
@@ -60,6 +62,7 @@ class Tag:
     at_unix_s: float
     pfi_low: float | None = None
     pfi_high: float | None = None
+    restart: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ def format_tag(tag: Tag) -> str:
             f";loss={loss};wh={'?' if tag.energy_wh is None else tag.energy_wh}"
             f";capped={_minutes(tag.capped_s)}m"
             f";t={datetime.fromtimestamp(tag.at_unix_s, UTC):%Y-%m-%dT%H:%MZ}"
+            f"{f';restart={tag.restart}' if tag.restart else ''}"
         )
     except (FlexError, ValueError, OverflowError, OSError) as error:
         raise TagError(f"a tag cannot be written: {error}") from error
@@ -119,6 +123,7 @@ def parse_tag(text: str) -> Tag:
         energy_wh=None if part["wh"] == "?" else int(part["wh"]),
         capped_s=int(part["capped"]) * 60.0,
         at_unix_s=at.timestamp(),
+        restart=int(part["restart"] or 0),
     )
 
 
@@ -138,7 +143,7 @@ def merge(existing: str | None, tag: Tag) -> str | NotRewritable:
 
     Everything else stays byte for byte. Text that could be ours but is not surely so counts as foreign.
     """
-    foreign = _without_ours(existing or "")
+    foreign = foreign_text(existing or "")
     if "\0" in foreign:
         return NotRewritable("the AdminComment holds a zero byte")
     merged = f"{foreign} {format_tag(tag)}" if foreign else format_tag(tag)
@@ -150,8 +155,8 @@ def merge(existing: str | None, tag: Tag) -> str | NotRewritable:
     return merged
 
 
-def _without_ours(comment: str) -> str:
-    """The comment without our tags, and without the one blank that came with each."""
+def foreign_text(comment: str) -> str:
+    """What others have put there: the comment without our tags, and without the one blank that came with each."""
     first = _OURS_FIRST.match(comment)
     while first is not None:
         comment = comment[first.end() :]
