@@ -49,6 +49,8 @@ def counted(record: Record, sample: Sample, times: TimesSection) -> Record:
     counter, at_ns, heard = sample.counter, sample.counter_ns, record.heard
     if counter is None or at_ns is None:
         return _quiet(record, sample)
+    if sample.total != record.total:
+        record = replace(record, total=sample.total)
     if heard is None or (heard.unit, heard.node) != (sample.unit, sample.node) or counter < heard.counter:
         if record.unit not in ("", sample.unit):
             record = _other_unit(record)
@@ -75,6 +77,8 @@ def new_segment(record: Record, *, priced: bool = True, saved: bool | None = Non
         changes["past_work_s"] = tally.past_work_s + tally.work_s
         changes["past_lost"] = tally.past_lost + expected - tally.work_done
         changes["past_lost_sd"] = tally.past_lost_sd + expected * record.baseline_sd
+        if rate > 0:
+            changes["past_lost_s"] = tally.past_lost_s + tally.work_s - tally.work_done / rate
     else:
         changes["unpriced_s"] = tally.unpriced_s + tally.work_s
     if (priced if saved is None else saved) and draw_mw is not None:
@@ -115,7 +119,9 @@ def _heard(record: Record, sample: Sample, counter: float, at_ns: int) -> Record
 def _other_unit(record: Record) -> Record:
     """Its counter counts something else now: what was done cannot be added up with it."""
     record = new_segment(record, priced=False, saved=True)
-    tally = replace(record.tally, done=0.0, done_capped=0.0, past_work_s=0.0, past_lost=0.0, past_lost_sd=0.0)
+    tally = replace(
+        record.tally, done=0.0, done_capped=0.0, past_work_s=0.0, past_lost=0.0, past_lost_sd=0.0, past_lost_s=0.0
+    )
     tally = replace(tally, unpriced_s=tally.unpriced_s + record.tally.past_work_s)
     return replace(record, tally=tally)
 
@@ -175,6 +181,9 @@ def _interval(
 def _worked(record: Record, heard: Heard, seconds: float, done: float, *, stalled: bool) -> Record:
     """Count work. What was done while it stalled is all that it would have done."""
     tally = record.tally
+    tally = replace(
+        tally, heard_s=tally.heard_s + seconds, stalled_s=tally.stalled_s + (seconds if stalled else 0.0)
+    )
     if not heard.capped:
         return replace(record, tally=replace(tally, done=tally.done + done))
     cut = not stalled

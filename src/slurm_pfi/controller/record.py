@@ -43,7 +43,8 @@ class Sample(Frozen, frozen=True, kw_only=True):
     ``lowest_mw``: the lowest of these limits where they differ; a run is as fast as its slowest GPU.
     ``uncapped``: every GPU at its prior limit. ``counter_ns``: when the agent of ``node`` heard the counter, on our
     clock. ``gpus``: how many the run has on all its nodes. ``pace``: what they did of late. ``slowed``: heat or a
-    power brake holds one of them down, so that nothing is learned of caps.
+    power brake holds one of them down, so that nothing is learned of caps. ``total``: what the job says that its
+    counter will be when its work is done.
     """
 
     now_ns: int
@@ -60,6 +61,7 @@ class Sample(Frozen, frozen=True, kw_only=True):
     node: str = ""
     pace: Pace | None = None
     slowed: bool = False
+    total: float | None = None
 
 
 class Recalled(Frozen, frozen=True, kw_only=True):
@@ -95,7 +97,8 @@ class Tally(Frozen, frozen=True, kw_only=True):
     """Raw sums. ``work_*`` and ``cut_*``: counter and draw under caps in this segment, still without a price.
 
     ``past_*``: what was priced when earlier segments ended; ``unpriced_*`` had no baseline then. ``done_capped`` and
-    ``past_expected`` hold the counter only.
+    ``past_expected`` hold the counter only. ``past_lost_s``: seconds without caps that ``past_lost`` would have taken.
+    ``heard_s``: time between counters, and ``stalled_s`` of it in stalls, under caps or not.
     """
 
     known_s: float = 0.0
@@ -110,10 +113,13 @@ class Tally(Frozen, frozen=True, kw_only=True):
     past_work_s: float = 0.0
     past_lost: float = 0.0
     past_lost_sd: float = 0.0
+    past_lost_s: float = 0.0
     past_cut_gpu_s: float = 0.0
     past_saved_mws: float = 0.0
     unpriced_s: float = 0.0
     unpriced_gpu_s: float = 0.0
+    heard_s: float = 0.0
+    stalled_s: float = 0.0
 
 
 class Heard(Frozen, frozen=True, kw_only=True):
@@ -161,6 +167,7 @@ class Record(Frozen, frozen=True, kw_only=True):
     ``disputed``: what it told of a cap, and what its activity told; then that rules. ``shared``: it had GPUs together
     with others while caps held them down: what that cost nobody knows. ``paced_ns``: up to when its
     activity is known; ``stalled_ns``: when it was last found to have stalled.
+    ``total``: what its counter will be when its work is done, by its own word; None where it does not tell it.
     ``rate_now``: of the last seconds. ``cap_mw`` with ``cap_known``: the
     level that it is at since ``changed_ns``; ``bound``: that cap lowers its draw, as caps have
     done since ``capped_since_ns``.
@@ -175,6 +182,7 @@ class Record(Frozen, frozen=True, kw_only=True):
     segment: int = 0
     levels: tuple[Level, ...] = ()
     unit: str = ""
+    total: float | None = None
     reporting: bool = False
     doubt: str = ""
     unlikely: bool = False
@@ -345,6 +353,20 @@ class Record(Frozen, frozen=True, kw_only=True):
         noise = LEAST_NOISE_SD if expected > 0 else 0.0
         sd = tally.past_lost_sd + expected * hypot(self.baseline_sd, noise)
         return tally.past_lost + (expected - tally.work_done if expected > 0 else 0.0), sd
+
+    @property
+    def lost_s(self) -> float | None:
+        """How long, without caps, it would work on what they cost it; None while that loss is not known."""
+        rate = self.rate_per_s
+        if self._lost()[0] is None:
+            return None
+        tally = self.tally
+        return tally.past_lost_s + (0.0 if not rate else tally.work_s - tally.work_done / rate)
+
+    @property
+    def stalled(self) -> float:
+        """Share of the time since its counter was first heard in which it stalled."""
+        return self.tally.stalled_s / self.tally.heard_s if self.tally.heard_s > 0 else 0.0
 
     def _silent(self) -> bool:
         """Whether its counter has not been heard for so long under a cap that what it lost cannot be told."""
