@@ -17,6 +17,7 @@ from typing import Final
 from ..config import SlurmSection
 from .backend import AdminComment, JobGone, JobInfo, Unavailable, Updated
 from .text import SlurmTextError, expand_nodes, parse_count, parse_job_id, parse_limit_s, parse_unix_s
+from .timelimit import MINUTE_S, Room, read_partition_limit, read_reservations
 
 _FIELDS: Final = (
     "JobID",
@@ -112,7 +113,42 @@ class SlurmCommands:
         value = b"admincomment=" + text.encode("utf-8", "surrogateescape")
         if b"\0" in value:
             return Unavailable("an AdminComment cannot hold a zero byte")
-        ran = await self._run("scontrol", "update", f"jobid={job_spec}", value)
+        return await self._update(job_spec, value)
+
+    async def set_time_limit(self, job_spec: str, limit_s: int) -> Updated | JobGone | Unavailable:
+        """See TimeLimitBackend. scontrol(1) takes whole minutes."""
+        minutes, rest = divmod(limit_s, MINUTE_S)
+        if rest or minutes < 1:
+            return Unavailable(f"a time limit of {limit_s} s is not in whole minutes")
+        return await self._update(job_spec, f"timelimit={minutes}")
+
+    async def room(self, job: JobInfo) -> Room | JobGone | Unavailable:
+        """See TimeLimitBackend."""
+        rows = await self._squeue(("JobID", "Reservation"), job.job_id)
+        if not isinstance(rows, list):
+            return rows
+        own = [row["Reservation"].decode("utf-8", "backslashreplace") for row in rows]
+        partition = await self._run("scontrol", "--all", "--oneliner", "show", "partition", job.partition)
+        reservations = await self._run("scontrol", "--all", "--oneliner", "show", "reservation")
+        for ran in (partition, reservations):
+            if isinstance(ran, Unavailable):
+                return ran
+            if ran.exit_code != 0 or ran.error:
+                return Unavailable(f"scontrol show exited {ran.exit_code}: {ran.error or ran.out[:200]!r}")
+        if len(own) != 1:
+            return _absent(job.job_id)
+        assert not isinstance(partition, Unavailable) and not isinstance(reservations, Unavailable)
+        try:
+            return Room(
+                partition_s=read_partition_limit(partition.out.decode("utf-8", "replace"), job.partition),
+                reservations=read_reservations(reservations.out.decode("utf-8", "replace")),
+                own=_named(own[0]),
+            )
+        except SlurmTextError as error:
+            return Unavailable(f"what bounds the time limit of job {job.spec} is not understood: {error}")
+
+    async def _update(self, job_spec: str, change: str | bytes) -> Updated | JobGone | Unavailable:
+        ran = await self._run("scontrol", "update", f"jobid={job_spec}", change)
         if isinstance(ran, Unavailable):
             return ran
         if ran.exit_code == 0 and "error" not in ran.error:

@@ -1,0 +1,204 @@
+"""What bounds a time limit: scontrol's text, and the sum."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_pfi.slurm.backend import JobInfo, Special
+from slurm_pfi.slurm.text import SlurmTextError
+from slurm_pfi.slurm.timelimit import (
+    MINUTE_S,
+    Reservation,
+    Room,
+    raised,
+    read_partition_limit,
+    read_reservations,
+)
+
+START_S = 1_796_000_000
+LIMIT_S = 60 * MINUTE_S
+FREE = Room(partition_s=Special.UNLIMITED, reservations=(), own="")
+# As scontrol 22.05.8 tells it.
+PARTITION = (
+    "PartitionName=short AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=NO QoS=N/A "
+    "DefaultTime=NONE DisableRootJobs=NO ExclusiveUser=NO GraceTime=0 Hidden=NO MaxNodes=UNLIMITED MaxTime={limit} "
+    "MinNodes=0 LLN=NO MaxCPUsPerNode=UNLIMITED Nodes=n[1-2] OverTimeLimit=NONE State=UP\n"
+)
+RESERVATION = (
+    "ReservationName={name} StartTime={start} EndTime={end} Duration=00:10:00 Nodes={nodes} NodeCnt=1 CoreCnt=64 "
+    "Features=(null) PartitionName=(null) Flags=SPEC_NODES TRES=cpu=64 Users=root Groups=(null) Accounts=(null) "
+    "Licenses=(null) State=INACTIVE BurstBuffer=(null) Watts=n/a MaxStartDelay=(null)\n"
+)
+
+
+def running(**changes: object) -> JobInfo:
+    job = JobInfo(
+        job_id=7,
+        array_job_id=None,
+        array_task_id=None,
+        het_job_id=None,
+        het_offset=None,
+        restart=0,
+        user_id=1000,
+        user_name="ada",
+        account="",
+        partition="main",
+        qos="",
+        state="RUNNING",
+        nodes=("n1", "n2"),
+        start_unix_s=START_S,
+        end_unix_s=START_S + LIMIT_S,
+        limit_s=LIMIT_S,
+    )
+    return dataclasses.replace(job, **changes)  # type: ignore[arg-type]
+
+
+def reserved(start_min: int, *nodes: str, name: str = "maint", minutes: int = 30) -> Reservation:
+    """One that starts so many minutes after the job."""
+    start_s = START_S + start_min * MINUTE_S
+    return Reservation(name, start_s, start_s + minutes * MINUTE_S, frozenset(nodes))
+
+
+# ------------------------------------------------------------------------------------------------------ the sum
+
+
+@pytest.mark.parametrize(
+    ("room", "minutes", "why"),
+    [
+        (FREE, 70, ""),
+        (Room(65 * MINUTE_S, (), ""), 65, "partition main allows 65 min"),
+        (Room(60 * MINUTE_S, (), ""), None, "partition main allows 60 min"),
+        (Room(30 * MINUTE_S, (), ""), None, "partition main allows 30 min"),
+        (Room(Special.NOT_SET, (), ""), None, "the MaxTime of partition main is not known"),
+        (Room(Special.UNLIMITED, (reserved(64, "n2"),), ""), 64, "reservation maint has its nodes"),
+        (Room(Special.UNLIMITED, (reserved(64, "n3"),), ""), 70, ""),
+        (Room(Special.UNLIMITED, (reserved(64),), ""), 70, ""),
+        (
+            Room(Special.UNLIMITED, (reserved(90, "n1"), reserved(66, "n1", name="b")), ""),
+            66,
+            "reservation b has",
+        ),
+        (Room(Special.UNLIMITED, (reserved(10, "n1"),), ""), None, "reservation maint has its nodes"),
+        (Room(Special.UNLIMITED, (reserved(-10, "n1", minutes=74),), "maint"), 64, "reservation maint has"),
+        (Room(Special.UNLIMITED, (reserved(-10, "n1", minutes=600),), "maint"), 70, ""),
+        (Room(Special.UNLIMITED, (), "maint"), None, "the end of its reservation maint is not known"),
+        (Room(62 * MINUTE_S, (reserved(64, "n2"),), ""), 62, "partition main allows 62 min"),
+    ],
+)
+def test_as_far_as_there_is_room(room: Room, minutes: int | None, why: str) -> None:
+    found = raised(running(), 10 * MINUTE_S, room)
+    assert (found.limit_s is None) == (minutes is None)
+    if minutes is not None:
+        assert found.limit_s == minutes * MINUTE_S
+    assert found.why.startswith(why) and bool(found.why) == bool(why)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"state": "SUSPENDED"},
+        {"state": "COMPLETING"},
+        {"limit_s": Special.UNLIMITED},
+        {"limit_s": Special.NOT_SET},
+        {"end_unix_s": Special.NOT_SET},
+        {"nodes": ()},
+    ],
+)
+def test_what_is_not_known_is_not_changed(changes: dict[str, object]) -> None:
+    found = raised(running(**changes), 10 * MINUTE_S, FREE)
+    assert found.limit_s is None and found.why
+
+
+spans = st.sampled_from([Special.UNLIMITED, Special.NOT_SET]) | st.integers(0, 200 * MINUTE_S)
+reservations = st.lists(
+    st.builds(
+        reserved,
+        st.integers(-200, 200),
+        st.sampled_from(["n1", "n2", "n9"]),
+        name=st.sampled_from("abc"),
+        minutes=st.integers(1, 90),
+    ),
+    max_size=4,
+).map(tuple)
+
+
+@given(
+    limit=st.integers(1, 100),
+    more=st.integers(0, 100),
+    room=st.builds(Room, partition_s=spans, reservations=reservations, own=st.sampled_from(["", "a"])),
+)
+def test_never_lower_never_too_much_never_into_a_reservation(limit: int, more: int, room: Room) -> None:
+    job = running(limit_s=limit * MINUTE_S, end_unix_s=START_S + limit * MINUTE_S)
+    found = raised(job, more * MINUTE_S, room)
+    if found.limit_s is None:
+        return
+    assert limit * MINUTE_S < found.limit_s <= (limit + more) * MINUTE_S and found.limit_s % MINUTE_S == 0
+    assert not isinstance(room.partition_s, int) or found.limit_s <= room.partition_s
+    end_s = START_S + found.limit_s
+    for one in room.reservations:
+        if one.name != room.own and not one.nodes.isdisjoint(job.nodes):
+            assert end_s <= one.start_unix_s
+        if one.name == room.own:
+            assert end_s <= one.end_unix_s
+
+
+# ----------------------------------------------------------------------------------------------------- the text
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [("00:10:00", 600), ("1-00:00:00", 86400), ("UNLIMITED", Special.UNLIMITED), ("30", 1800)],
+)
+def test_the_limit_of_a_partition(limit: str, seconds: object) -> None:
+    assert read_partition_limit(PARTITION.format(limit=limit), "short") == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Partition short not found",
+        PARTITION.format(limit="x"),
+        PARTITION.format(limit="(null)"),
+        PARTITION[:40],
+    ],
+)
+def test_a_partition_that_is_not_understood(text: str) -> None:
+    with pytest.raises(SlurmTextError):
+        read_partition_limit(text, "short")
+
+
+def test_a_partition_of_another_name_is_none() -> None:
+    with pytest.raises(SlurmTextError):
+        read_partition_limit(PARTITION.format(limit="30"), "long")
+
+
+def test_reservations() -> None:
+    text = RESERVATION.format(name="r1", start=1796065130, end=1796065730, nodes="n[1-2],m7")
+    text += RESERVATION.format(name="lic", start=1, end=2, nodes="(null)")
+    assert read_reservations(text) == (
+        Reservation("r1", 1796065130, 1796065730, frozenset({"n1", "n2", "m7"})),
+        Reservation("lic", 1, 2, frozenset()),
+    )
+    assert read_reservations("No reservations in the system\n") == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "nothing\n",
+        RESERVATION.format(name="r1", start="2026-11-30T12:00:00", end=2, nodes="n1"),
+        RESERVATION.format(name="r1", start="Unknown", end=2, nodes="n1"),
+        RESERVATION.format(name="r1", start=1, end=2, nodes="n[1-"),
+        RESERVATION.format(name="r1", start=1, end=2, nodes="n1")[:60],
+        RESERVATION.format(name="r1", start=1, end=2, nodes="n1") + "and more\n",
+    ],
+)
+def test_reservations_that_are_not_understood(text: str) -> None:
+    with pytest.raises(SlurmTextError):
+        read_reservations(text)
