@@ -120,10 +120,12 @@ class NodeSection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     ``identity_dir``, if set, replaces the kernel as the source of boot id and driver start (simulated nodes): it
     holds one folder per node with the files ``boot_id`` and ``driver_start``. ``metrics``: where Prometheus may read,
-    ``off``, ``unix`` (metrics.sock in the node's folder) or a loopback ``ADDRESS:PORT``.
+    ``off``, ``unix`` (metrics.sock in the node's folder) or a loopback ``ADDRESS:PORT``. ``hook_log``: where prolog and
+    epilog say what went wrong, one line each; 'slurm-pfi hooks install' writes it and ``state_dir`` into them.
     """
 
     state_dir: str = "/run/slurm-pfi"
+    hook_log: str = "/dev/kmsg"
     on_orphan: Literal["hold", "release"] = "hold"
     identity_dir: str | None = None
     metrics: str = "off"
@@ -204,6 +206,7 @@ def _check(config: Config, origin: str) -> None:
     for field in ("state_dir", "run_dir"):
         _absolute(origin, f"controller.{field}", getattr(config.controller, field))
     _absolute(origin, "node.state_dir", config.node.state_dir)
+    _absolute(origin, "node.hook_log", config.node.hook_log)
     _check_metrics(config.node.metrics, origin)
     _absolute(origin, "slurm.conf", config.slurm.conf)
     for key, value in (
