@@ -16,11 +16,16 @@ MIX ?= one
 APT_PACKAGES := python3 python3-venv gcc libc6-dev make slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libslurm-dev \
 	slurmdbd mariadb-server slurmrestd lua5.1 lua5.4 systemd strace
 
-.PHONY: help demo test hardware-checks lint bench science screenshots mutants clean setup system native
+# Debian releases with other generations of Slurm; those of MATRIX_TRY only where they can be built.
+MATRIX ?= trixie testing
+MATRIX_TRY ?=
+
+.PHONY: help demo test test-matrix hardware-checks lint bench science screenshots mutants clean setup system native
 
 help:
 	@echo "make demo     show the main job on a real Slurm cluster with simulated GPUs"
 	@echo "make test     run all tests"
+	@echo "make test-matrix  the tests of generations on the host's Slurm, on Debian 13's and on Debian testing's"
 	@echo "make test-callbacks  try the callbacks in tiny trainings with the real libraries"
 	@echo "make hardware-checks  read the GPUs of this machine as the agent does (read-only)"
 	@echo "make lint     ruff, mypy --strict"
@@ -38,6 +43,10 @@ test: export OPENBLAS_NUM_THREADS := 1
 test: setup
 	$(PY) -m pytest -m cluster
 	$(PY) -m pytest -m "not cluster and not gpu" -n auto
+
+test-matrix: setup
+	@./etc/install-system-packages debootstrap
+	$(PY) -m testbed.roots host $(MATRIX) --where-possible $(MATRIX_TRY)
 
 # Where there is an NVIDIA GPU: reads it through the agent's own code, writes nothing.
 hardware-checks: $(VENV)/.ready
@@ -61,6 +70,8 @@ bench: setup
 	$(PY) -m bench.learner
 	$(PY) -m bench.answers
 	$(PY) -m bench.live
+	$(PY) -m bench.start_latency
+	$(PY) -m bench.slurm_load
 
 science: setup
 	@./bench/science

@@ -27,6 +27,7 @@ from testbed.processes import wait_until
 from testbed.site import Site, SiteOptions, sleep_until
 
 from . import sdiag
+from .plain_slurm import set_scheduler
 from .slurm_reads import rss_kib
 
 TRAIN: Final = "L70 FT nc"
@@ -58,7 +59,7 @@ class Size:
 
 
 FULL: Final = Size(nodes=4, gpus=8, queued=2000, seconds=600, poll_s=10, settle_s=90, starts=5, reads=10_000)
-QUICK: Final = Size(nodes=2, gpus=2, queued=20, seconds=6, poll_s=2, settle_s=3, starts=1, reads=100)
+QUICK: Final = Size(nodes=2, gpus=2, queued=10, seconds=4, poll_s=1, settle_s=2, starts=1, reads=50)
 
 
 def prepare(site: Site, size: Size) -> list[int]:
@@ -70,17 +71,7 @@ def prepare(site: Site, size: Size) -> list[int]:
     # Enough that the queue never falls below its size.
     for _ in range(size.queued + 2 * size.starts):
         site.submit(TRAIN, gpus=1, flex="medium", more=more)
-    cluster.stop_slurmctld()
-    lines = cluster.slurm_conf.read_text().splitlines()
-    lines = [SCHEDULER if line.startswith("SchedulerParameters=") else line for line in lines]
-    cluster.slurm_conf.write_text("\n".join([*lines, ""]))
-    cluster.start_slurmctld()
-
-    def up() -> bool:
-        states = cluster.run(["sinfo", "-h", "-N", "-o", "%t"], user="root", check=False).stdout.split()
-        return bool(states) and set(states) <= {"alloc", "mix"}
-
-    wait_until(up, 60, "slurmctld is back and every node works")
+    set_scheduler(cluster, SCHEDULER)
     return running
 
 
@@ -212,7 +203,12 @@ def measure(size: Size) -> dict[str, Any]:
         overhead_w=OVERHEAD_W,
         slurm_user="slurm",
         scrambled=("n2",),
-        times={"full_read_s": size.seconds, "tag_refresh_s": size.seconds / 2},
+        times={
+            "full_read_s": size.seconds,
+            "tag_refresh_s": size.seconds / 2,
+            "tag_after_s": min(30.0, size.settle_s),
+            "cycle_s": min(10.0, size.seconds / 6),
+        },
     )
     with Site(options) as site:
         running = prepare(site, size)

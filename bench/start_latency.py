@@ -1,0 +1,254 @@
+"""What our hooks and a window cost a job at its start: ``python -m bench.start_latency [--quick]``.
+
+Real clusters with simulated GPUs. Writes build/bench/start_latency.json:
+
+hooks          wall time of our hooks as slurmd runs them, and of an empty one (bench.hook_times): 200 jobs one after
+               another, and 200 at once
+first_kernel   from the start of sbatch to the job's first kernel, on a site with all of ours (plugin, hooks, agents,
+               controller, no limit) and, in turn with it, on a plain cluster: medians, and that of the differences
+first_raise    in a window, from the agent's first sight of a run to the first cap of its GPU above the park cap, which
+               holds it until the controller has admitted it; also from its first kernel, which comes later
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from testbed import gpus
+from testbed.cluster import Cluster
+from testbed.cluster_files import REPO, ClusterError, slurm_version
+from testbed.processes import wait_until
+from testbed.site import Site, SiteOptions
+
+from . import hook_times
+from .intervals import interval, told
+from .plain_slurm import PlainSlurm
+
+TRAIN: Final = "L70 FT nc"
+NODES: Final = 2
+GPUS: Final = 4
+OVERHEAD_W: Final = 1000.0
+PARK_MW: Final = 200_000
+# All GPUs parked, all overheads, and power for one GPU at its limit.
+LIMIT_MW: Final = NODES * 1_000_000 + NODES * GPUS * PARK_MW + 700_000
+WAIT_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How many of each."""
+
+    hooks: hook_times.Sizes
+    pairs: int
+    raises: int
+
+
+FULL: Final = Size(hook_times.Sizes(serial=200, serial_round=50, together=200, rounds=5), pairs=40, raises=20)
+QUICK: Final = Size(hook_times.Sizes(serial=4, serial_round=4, together=8, rounds=1), pairs=2, raises=2)
+
+
+def first_kernel_ns(folder: Path, job: int) -> int | None:
+    """When a job started its first kernel; None before it has."""
+    starts = (
+        line.mono_ns
+        for line in gpus.read_trace(folder)
+        if line.event == "kernel" and line.job.startswith(f"{job}.")
+    )
+    return next(starts, None)
+
+
+def wait_free(cluster: Cluster, job: int) -> None:
+    """Wait until the job's nodes are free again, epilogs included."""
+    wait_until(
+        lambda: (
+            not cluster.squeue(f"--jobs={job}", "--states=all", "--format=%i")
+            or cluster.job_state(job) == "COMPLETED"
+        ),
+        WAIT_S,
+        f"job {job} has ended",
+    )
+    cluster.wait_nodes_idle()
+
+
+def submit_to_kernel_ms(cluster: Cluster, command: str, folder: Path) -> float:
+    """One short job on an idle n1."""
+    began_ns = time.monotonic_ns()
+    job = cluster.sbatch(f"#!/bin/sh\nexec {command}\n", "--gres=gpu:1", "--nodelist=n1")
+    wait_free(cluster, job)
+    started_ns = first_kernel_ns(folder, job)
+    if started_ns is None:
+        raise ClusterError(f"job {job} started no kernel: {cluster.job_output(job)[-500:]}")
+    return (started_ns - began_ns) / 1e6
+
+
+def measure_first_kernel(site: Site, plain: PlainSlurm, pairs: int) -> dict[str, Any]:
+    """With and without us, in turn; who goes first changes from pair to pair."""
+    ours: list[float] = []
+    without: list[float] = []
+
+    def one_with() -> None:
+        command = site.training(TRAIN, seconds=0.2)
+        ours.append(submit_to_kernel_ms(site.cluster, command, site.sim_dir("n1")))
+
+    def one_without() -> None:
+        command = f'{plain.command} --workload "{TRAIN}" --seconds 0.2'
+        without.append(submit_to_kernel_ms(plain.cluster, command, plain.sim_dir("n1")))
+
+    turns = (one_with, one_without)
+    for number in range(pairs + 1):
+        for one in turns if number % 2 else turns[::-1]:
+            one()
+    both = list(zip(ours[1:], without[1:], strict=True))  # the first of each reads everything from disk
+
+    def cost(sample: Sequence[tuple[float, float]]) -> float:
+        return statistics.median(a for a, _ in sample) - statistics.median(b for _, b in sample)
+
+    return {
+        "pairs": pairs,
+        "with_ms": told([a for a, _ in both]),
+        "without_ms": told([b for _, b in both]),
+        "difference_of_medians_ms": round(cost(both), 1),
+        "difference_interval_95_ms": [round(bound, 1) for bound in interval(both, cost)],
+    }
+
+
+def seen_ns(site: Site, node: str, job: int) -> int | None:
+    """When the node's agent took up a run."""
+    path = site.node_dir(node) / "audit.jsonl"
+    for line in path.read_text().splitlines():
+        record = json.loads(line) if line.endswith("}") else {}
+        if record.get("event") == "run_seen" and f":{job}." in record["run"]:
+            return int(record["mono_ns"])
+    return None
+
+
+def one_raise(site: Site) -> tuple[float, float]:
+    """One job that starts in the window: seconds to its first raise since it was seen, and since its first kernel."""
+    folder = site.sim_dir("n1")
+    job = site.submit(TRAIN, gpus=1, flex="medium", where="n1")
+    found: list[tuple[int, int, int]] = []
+
+    def raised() -> bool:
+        seen, kernel = seen_ns(site, "n1", job), first_kernel_ns(folder, job)
+        if seen is None or kernel is None:
+            return False
+        lines = gpus.read_trace(folder)
+        mine = {line.uuid for line in lines if line.event == "kernel" and line.job.startswith(f"{job}.")}
+        up = (
+            line.mono_ns
+            for line in lines
+            if line.uuid in mine
+            and line.event == "limit"
+            and line.mono_ns > seen
+            and line.effective_mw > PARK_MW
+        )
+        found[:] = [(seen, kernel, first) for first in [next(up, 0)] if first]
+        return bool(found)
+
+    wait_until(raised, WAIT_S, f"job {job} is raised above the park cap")
+    site.cluster.run(["scancel", str(job)], user="root")
+    site.cluster.wait_nodes_idle()
+    wait_parked(site)
+    seen, kernel, first = found[0]
+    return (first - seen) / 1e9, (first - kernel) / 1e9
+
+
+def wait_parked(site: Site) -> None:
+    """Wait until every GPU is at the park cap."""
+    wait_until(
+        lambda: all(gpu["effective_mw"] == PARK_MW for gpu in site.snapshot()), WAIT_S, "every GPU is parked"
+    )
+
+
+def measure_first_raise(site: Site, raises: int) -> dict[str, Any]:
+    """Jobs that start in a window, one after another, with power for one."""
+    limit = {"id": "bench", "class": "economic", "limit_mw": LIMIT_MW, "end_unix_s": None}
+    site.ask("limit_set", limit)
+    wait_parked(site)
+    times = [one_raise(site) for _ in range(raises)]
+    site.ask("limit_clear", {"id": None})
+    site.wait_restored()
+    return {
+        "jobs": raises,
+        "limit_w": LIMIT_MW / 1000,
+        "since_seen_s": told([seen for seen, _ in times], 2),
+        "since_first_kernel_s": told([kernel for _, kernel in times], 2),
+    }
+
+
+def measure(size: Size) -> dict[str, Any]:
+    """All three, one after another."""
+    hooks = hook_times.measure(size.hooks)
+    options = SiteOptions(nodes=NODES, gpus=GPUS, overhead_w=OVERHEAD_W, scrambled=())
+    with Site(options) as site:
+        with PlainSlurm(nodes=NODES, gpus_per_node=GPUS) as plain:
+            first_kernel = measure_first_kernel(site, plain, size.pairs)
+        first_raise = measure_first_raise(site, size.raises)
+    serial, together = hooks["serial"], hooks["together"]
+    return {
+        "hook_median_ms": serial["ours_prolog_ms"]["median"],
+        "hook_p99_ms": serial["ours_prolog_ms"]["p99"],
+        "together_ratio": together["ratio"],
+        "first_kernel_cost_ms": first_kernel["difference_of_medians_ms"],
+        "first_raise_max_s": first_raise["since_seen_s"]["max"],
+        "slurm": ".".join(f"{number:02}" for number in slurm_version()),
+        "nodes": NODES,
+        "gpus_per_node": GPUS,
+        "hooks": hooks,
+        "first_kernel": first_kernel,
+        "first_raise": first_raise,
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result in a few lines."""
+    serial, together = result["hooks"]["serial"], result["hooks"]["together"]
+    lines = [f"{'':34}{'median':>9}{'p99':>9}{'greatest':>10}"]
+    rows = {
+        f"{kind} {hook}, one after another": serial[f"{kind}_{hook}_ms"]
+        for kind in hook_times.KINDS
+        for hook in hook_times.SOURCES
+    }
+    for kind in hook_times.KINDS:
+        rows[f"{kind} prolog, {together['jobs']} at once"] = together[f"{kind}_prolog_ms"]
+    for part in ("with", "without"):
+        rows[f"submit to first kernel, {part} us"] = result["first_kernel"][f"{part}_ms"]
+    lines += [
+        f"{name:34}{row['median']:9.1f}{row['p99']:9.1f}{row['max']:10.1f} ms" for name, row in rows.items()
+    ]
+    row = result["first_raise"]["since_seen_s"]
+    lines.append(f"{'seen to first raise':34}{row['median']:9.2f}{row['p99']:9.2f}{row['max']:10.2f} s")
+    low, high = together["ratio_interval_95"]
+    lines.append(
+        f"{together['jobs']} at once, all prologs: {together['ratio']} times the empty hook ({low} to {high})"
+    )
+    cost = result["first_kernel"]
+    low, high = cost["difference_interval_95_ms"]
+    lines.append(f"first kernel later by {cost['difference_of_medians_ms']} ms ({low} to {high})")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="python -m bench.start_latency")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few of each: whether it works, not what it costs"
+    )
+    quick = parser.parse_args(argv).quick
+    result = {**measure(QUICK if quick else FULL), "quick": quick}
+    target = REPO / ("build/bench/quick" if quick else "build/bench") / "start_latency.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(result, indent=2) + "\n")
+    print(table(result))
+    print(f"written to {target.relative_to(REPO)}")
+
+
+if __name__ == "__main__":
+    main()
