@@ -54,11 +54,19 @@ def parse_positions(text: str | None) -> tuple[int, ...]:
     return tuple(positions)
 
 
-def parse_gres(text: str) -> tuple[Gres, ...]:
-    """Read ``gpu:h200:3(IDX:0,2-3),shard:2`` in the forms that Slurm 17.11 and later write. Raises GresError."""
+def parse_gres(text: str, *, counted: bool = False) -> tuple[Gres, ...]:
+    """Read ``gpu:h200:3(IDX:0,2-3),shard:2`` in the forms that Slurm 17.11 and later write. Raises GresError.
+
+    ``counted``: text in which Slurm writes every count (what nodes have in use, a job's share of a node), so that an
+    entry without one has been cut off.
+    """
     if text.strip() in _NOTHING:
         return ()
-    return tuple(_parse_entry(entry, place, text) for place, entry in _split(text.strip()))
+    entries = [(place, _parse_entry(entry, place, text)) for place, entry in _split(text.strip())]
+    for place, entry in entries:
+        if counted and entry.count is None:
+            raise GresError(f"GRES {text!r} is cut off: the entry at {place} has no count")
+    return tuple(entry for _, entry in entries)
 
 
 def _split(text: str) -> list[tuple[int, str]]:
@@ -82,23 +90,26 @@ def _parse_entry(entry: str, place: int, text: str) -> Gres:
         raise GresError(f"GRES {text!r}: {entry!r} at {place} is not a resource")
     count = None if match["count"] is None else int(match["count"])
     kind = match["type"] or ""
-    indices = _indices(match["detail"], entry, text)
+    try:
+        indices = _indices(match["detail"])
+    except GresError as error:
+        raise GresError(f"GRES {text!r}: {entry!r} at {place}: {error}") from error
     if indices is not None and count is None:
         count = len(indices)
     if indices is not None and count != len(indices):
-        raise GresError(f"GRES {text!r}: {entry!r} counts {count} and names {len(indices)}")
+        raise GresError(f"GRES {text!r}: {entry!r} at {place} counts {count} and names {len(indices)}")
     return Gres(name=match["name"], type="" if kind == "(null)" else kind, count=count, indices=indices)
 
 
-def _indices(detail: str | None, entry: str, text: str) -> tuple[int, ...] | None:
+def _indices(detail: str | None) -> tuple[int, ...] | None:
     """The indices in the parenthesis; None when it is absent or tells something else (``S:0-1``: sockets)."""
     if detail is None or detail.startswith("S:"):
         return None
     label, colon, value = detail.partition(":")
     if label not in ("IDX", "IDX_LIST") or not colon:
-        raise GresError(f"GRES {text!r}: {detail!r} in {entry!r} is not understood")
+        raise GresError(f"{detail!r} is not understood")
     if value == "N/A":
         return ()
     if not value:
-        raise GresError(f"GRES {text!r}: {entry!r} names no index")
+        raise GresError("it names no index")
     return parse_positions(value)

@@ -49,6 +49,17 @@ def expand_list(text: str, most: int) -> tuple[str, ...]:
     return tuple(names)
 
 
+def count_list(text: str) -> int:
+    """How many names a list holds, without expanding it. Raises HostListError on a damaged list."""
+    total = 0
+    for parts in _parse(text):
+        names = 1
+        for part in parts:
+            names *= 1 if isinstance(part, str) else sum(numbers.high - numbers.low + 1 for numbers in part)
+        total += names
+    return total
+
+
 def parse_ranges(text: str) -> tuple[_Range, ...]:
     """Read ``0,2-3``. Raises HostListError on anything else, on a range that runs backwards and on an empty text."""
     ranges = []

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
 from .backend import Span, Special
+from .damage import SlurmTextError, damaged
+from .hosts import HostListError, count_list
+
+__all__ = [
+    "MAX_JOB_ID",
+    "JobRef",
+    "SlurmTextError",
+    "expand_nodes",
+    "parse_count",
+    "parse_job_id",
+    "parse_limit_s",
+    "parse_unix_s",
+    "read_submission",
+]
 
 MAX_JOB_ID: Final = 2**32 - 1
+MAX_NODES: Final = 65_536
+"""More than one slurmctld can have (slurm.conf(5), NodeName)."""
 
 _ABSENT: Final = frozenset({"", "N/A", "(null)", "NOT_SET", "Unknown"})
 _NO_LIMIT: Final = frozenset({"UNLIMITED", "INFINITE", "NONE"})
@@ -22,14 +39,28 @@ _DURATION: Final = re.compile(
 )
 
 
-class SlurmTextError(ValueError):
-    """Text from Slurm that is not understood."""
+# What sbatch prints (sbatch(1)), with --parsable and without, and squeue's heading for one cluster (squeue(1), -M).
+_SUBMITTED: Final = re.compile(r"Submitted batch job (?P<id>\S+)(?: on cluster (?P<cluster>\S+))?")
+_PARSABLE: Final = re.compile(r"(?P<id>[0-9]+)(?:;(?P<cluster>\S+))?", re.ASCII)
+_CLUSTER: Final = re.compile(r"CLUSTER: (?P<cluster>\S+)")
+_NODE_LETTER: Final = re.compile(r"[A-Za-z0-9_.,\[\]-]", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class JobRef:
+    """A job by its id, and the cluster that it is on where the text names one."""
+
+    job_id: int
+    cluster: str | None
 
 
 def parse_count(text: str, *, most: int = MAX_JOB_ID) -> int:
     """A whole number from 0 to ``most``, digits only. Raises SlurmTextError."""
-    if not (text.isascii() and text.isdigit()) or len(text) > 20 or int(text) > most:
-        raise SlurmTextError(f"{text[:64]!r} is not a number up to {most}")
+    place = _first_not_in(text, "0123456789")
+    if not text or place < len(text):
+        raise damaged(text, place, f"a number up to {most}")
+    if len(text) > 20 or int(text) > most:
+        raise damaged(text, 0, f"a number up to {most}")
     return int(text)
 
 
@@ -37,8 +68,33 @@ def parse_job_id(text: str) -> int:
     """A job id, 1 to 2^32 - 1 (federated ids carry their origin in the upper bits). Never 0 for "not read"."""
     job_id = parse_count(text)
     if job_id == 0:
-        raise SlurmTextError("0 is not a job id")
+        raise damaged(text, 0, "a job id")
     return job_id
+
+
+def read_submission(text: str) -> JobRef:
+    """The one job that ``sbatch``, or ``squeue -M CLUSTER -o %A`` for one job, tells of. Raises SlurmTextError.
+
+    Words of plugins and warnings around it are passed over; two different jobs are an error, and so is none.
+    """
+    found: list[JobRef] = []
+    heading: str | None = None
+    place = 0
+    for line in text.splitlines(keepends=True):
+        word = line.strip()
+        if match := _CLUSTER.fullmatch(word):
+            heading = match["cluster"]
+        elif match := _SUBMITTED.fullmatch(word) or _PARSABLE.fullmatch(word):
+            try:
+                found.append(JobRef(parse_job_id(match["id"]), match["cluster"] or heading))
+            except SlurmTextError as error:
+                raise damaged(text, place, f"a job's id: {error}") from error
+        place += len(line)
+    if not found:
+        raise damaged(text, place, "an answer of sbatch: it names no job")
+    if len(set(found)) > 1:
+        raise damaged(text, 0, f"an answer about one job: it names {found[0].job_id} and {found[-1].job_id}")
+    return found[0]
 
 
 def parse_limit_s(text: str) -> Span:
@@ -49,7 +105,7 @@ def parse_limit_s(text: str) -> Span:
         return Special.UNLIMITED
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise SlurmTextError(f"{text[:64]!r} is not a time limit")
+        raise damaged(text, _first_not_in(text, "0123456789-:."), "a time limit")
     part = {name: int(digits or 0) for name, digits in match.groupdict().items()}
     hours = part["days"] * 24 + part["d_hours"] + part["hours"]
     minutes = part["d_minutes"] + part["h_minutes"] + part["minutes"]
@@ -69,9 +125,17 @@ def expand_nodes(text: str) -> tuple[str, ...]:
     """A host list such as ``n[1-2],m007`` as node names, each once. Raises SlurmTextError."""
     if text in {"", "(null)", "None assigned"}:
         return ()
-    if re.fullmatch(r"[A-Za-z0-9_.,\[\]-]+", text, re.ASCII) is None:
-        raise SlurmTextError(f"{text[:64]!r} is not a list of nodes")
+    for place, letter in enumerate(text):
+        if _NODE_LETTER.fullmatch(letter) is None:
+            raise damaged(text, place, "a list of nodes")
     try:
+        # ClusterShell would begin to write out n[1-999999999].
+        if count_list(text) > MAX_NODES:
+            raise damaged(text, 0, f"a list of at most {MAX_NODES} nodes")
         return tuple(NodeSet(text, resolver=RESOLVER_NOGROUP))
-    except NodeSetException as error:
-        raise SlurmTextError(f"{text[:64]!r} is not a list of nodes: {error}") from error
+    except (HostListError, NodeSetException) as error:
+        raise SlurmTextError(f"not a list of nodes: {error}") from error
+
+
+def _first_not_in(text: str, letters: str) -> int:
+    return next((place for place, letter in enumerate(text) if letter not in letters), len(text))
