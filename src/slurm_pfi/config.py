@@ -48,7 +48,11 @@ class NodeSet(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class PolicySection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a reduction is shared, and what users are promised."""
+    """How a reduction is shared, and what users are promised.
+
+    ``time_limit_flex``: the tightest that a run's floor may become for its time limit, as a flex. A run that may have
+    ``none`` may get none. ``compensate_time_limit``: raise the time limits of runs by what caps have cost them.
+    """
 
     name: Literal["equal", "pfi", "marginal"] = "marginal"
     default_flex: str = "medium"
@@ -63,6 +67,8 @@ class PolicySection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=T
     contract_w: SomeWatts | None = None
     ramp_up_w_per_s: SomeWatts | None = None
     declared_pfi: dict[str, Annotated[float, Meta(gt=0, le=20)]] = {}
+    time_limit_flex: str = "low"
+    compensate_time_limit: bool = False
 
 
 class TimesSection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -197,6 +203,12 @@ def _check(config: Config, origin: str) -> None:
     except FlexError as error:
         raise ConfigError(
             f"{origin}: policy.default_flex = {config.policy.default_flex!r}: {error}"
+        ) from error
+    try:
+        parse_flex(config.policy.time_limit_flex, site_default=config.policy.default_flex)
+    except FlexError as error:
+        raise ConfigError(
+            f"{origin}: policy.time_limit_flex = {config.policy.time_limit_flex!r}: {error}"
         ) from error
     if config.policy.default_flex == "none":
         raise ConfigError(

@@ -29,7 +29,8 @@ class Told:
 
     def take(self) -> list[str]:
         """``counter unit`` of each report since the last call; their totals, "" for none, in ``totals``."""
-        found, self.totals = [], []
+        found: list[str] = []
+        self.totals = []
         while True:
             try:
                 text = self._receiver.recv(512).decode().removeprefix("pfi-progress 1 ")

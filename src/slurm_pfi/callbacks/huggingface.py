@@ -50,7 +50,7 @@ class _Hooks:
         first, since = self._first
         if step <= since:
             return None
-        return counter + max(0, steps - step) * (counter - first) / (step - since)
+        return float(counter + max(0, steps - step) * (counter - first) / (step - since))
 
 
 def _counter(args: Any, state: Any) -> tuple[float, str]:

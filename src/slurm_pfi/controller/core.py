@@ -53,8 +53,10 @@ from .state import (
     State,
     TagWritten,
 )
+    TimeLimitRaised,
 from .tags import due_tags, due_with_limits, first_tag_s, tag_written
 
+from .timelimits import all_timed, due_deadlines, due_raises, limit_raised, timed
 RETRY_READ_S = 5.0  # Slurm could not be asked about a run: ask again after this long
 READ_FOREVER_S = 60.0  # a run that Slurm contradicts is asked about again this often
 EPOCH_GAP_S = 5.0  # a node that claims ever higher epochs must not unfence the whole site all the time
@@ -89,12 +91,16 @@ class Core:
             return state, actions
         state = msgspec.structs.replace(state, planned=True)
         before = state
+        state, told = due_deadlines(state, self.config, now_ns, event.now_unix_s)
+        actions.extend(told)
         state, planned = plan_cycle(state, self.config, self.science, now_ns, event.now_unix_s)
         actions.extend(planned)
         state = due_with_limits(before, state, now_ns)
         state, tags = due_tags(state, self.config, self.science, now_ns, event.now_unix_s)
         actions.extend(tags)
         state, learn = due_learning(state, self.config, self.science, now_ns)
+        state, raises = due_raises(state, self.config, now_ns)
+        actions.extend(raises)
         actions.extend(learn)
         return state, actions
 
@@ -255,7 +261,8 @@ class Core:
             actions.append(Audit(event="ended", fields=_ended(view, reason)))
         else:
             view, actions = self._identified(state, view, event.job, now_ns)
-            view = with_kept(view, event.kept)
+            view = with_kept(timed(view, event.job, event.read_unix_s, now_ns), event.kept)
+            view = msgspec.structs.replace(view, given_s=event.given_s)
             view = with_recalled(msgspec.structs.replace(view, kins=event.kins), state.nodes)
         return msgspec.structs.replace(state, runs={**state.runs, event.run: view}), actions
 
@@ -328,7 +335,7 @@ class Core:
                 actions.append(Audit(event="ended", fields=_ended(view, "Slurm no longer runs it")))
         due_ns = now_ns + round(times.full_read_s * NS_PER_S)
         state = msgspec.structs.replace(state, runs=runs, reading_all=False, full_read_due_ns=due_ns)
-        return state, actions
+        return all_timed(state, event, now_ns), actions
 
     # ------------------------------------------------------------------------------------------- orders
 
@@ -338,7 +345,10 @@ class Core:
             run: msgspec.structs.replace(view, tag_due_ns=None if view.tag_due_ns is None else now_ns)
             for run, view in state.runs.items()
         }
-        return msgspec.structs.replace(state, limits=event.limits, limits_known=event.known, runs=runs), []
+        state = msgspec.structs.replace(
+            state, limits=event.limits, limits_known=event.known, runs=runs, deadlines_due_ns=0
+        )
+        return state, []
 
     @_on.register
     def _off(self, event: OffChanged, state: State, now_ns: int) -> Result:
@@ -355,6 +365,10 @@ class Core:
 
 
 def _node_after(node: NodeView, report: Report, priors: dict[str, int], epoch: int, now_ns: int) -> NodeView:
+    @_on.register
+    def _limit_raised(self, event: TimeLimitRaised, state: State, now_ns: int) -> Result:
+        return limit_raised(state, event, now_ns)
+
     rebooted = node.report is not None and node.report.id.boot_id != report.id.boot_id
     node = msgspec.structs.replace(
         node,

@@ -46,15 +46,20 @@ def effective_flex(word: str, job: JobInfo | None, config: Config) -> Granted:
     policy = config.policy
     word, source, notes = _asked(word, "" if job is None else job.comment)
     flex = parse_flex(word if is_flex(word) else "auto", site_default=policy.default_flex)
-    allowed = job is not None and (
+    if flex.is_none and not may_have_none(job, config):
+        flex = parse_flex("low")
+        notes.append("none is not allowed here; read as low")
+    return Granted(flex, "; ".join(notes), word, source)
+
+
+def may_have_none(job: JobInfo | None, config: Config) -> bool:
+    """Whether the site grants ``none`` to this job, if it asks for it."""
+    policy = config.policy
+    return job is not None and (
         job.partition in policy.none_partitions
         or job.account in policy.none_accounts
         or job.qos in policy.none_qos
     )
-    if flex.is_none and not allowed:
-        flex = parse_flex("low")
-        notes.append("none is not allowed here; read as low")
-    return Granted(flex, "; ".join(notes), word, source)
 
 
 def _asked(flag: str, comment: str) -> tuple[str, FlexSource, list[str]]:
@@ -199,7 +204,14 @@ def sample_of(
 def _mean(values_mw: list[int | None], number: int) -> int | None:
     """The mean of a value for each of ``number`` GPUs; None where one is missing."""
     known_mw = [value_mw for value_mw in values_mw if value_mw is not None]
+        total=_total(progress),
     return round(sum(known_mw) / number) if number and len(known_mw) == number else None
+
+
+def _total(progress: Progress | None) -> float | None:
+    """What the counter will be at the end of the work; a figure that nothing can have is none."""
+    total = None if progress is None else progress.total
+    return total if total is not None and 0 < total <= MOST_COUNTED else None
 
 
 def _lately(nodes: dict[str, NodeView], name: str, now_ns: int, silent_s: float) -> Report | None:

@@ -295,8 +295,8 @@ def _demand(
     view: RunView, reports: list[GpuReport], config: Config, science: Science, knowledge: Knowledge
 ) -> RunDemand:
     reduction = 0.0
-    if view.flex is not None:
-        reduction = knowledge.greatest_reduction(view.run, reports[0].model, view.flex.max_loss)
+    if view.max_loss is not None:
+        reduction = knowledge.greatest_reduction(view.run, reports[0].model, view.max_loss)
     return demand_of(view, reports, science.mean, reduction, config.policy.draw_margin)
 
 

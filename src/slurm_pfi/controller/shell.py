@@ -23,6 +23,7 @@ from ..model import GpuId, Report, Run
 from ..slurm.cli import SlurmCommands
 from ..store.audit import AuditLog
 from ..store.epoch import CommandedStore, EpochStore, NeverCommanded
+from ..store.given import GivenStore
 from ..store.history import History, HistoryError
 from ..store.limits import LimitStore
 from ..store.sealed import UnreadableError
@@ -33,6 +34,7 @@ from .core import Core
 from .dispatch import latest_release_s
 from .kinship import kin_name
 from .knowledge import Knowledge, learn_runs
+from .limit_writer import LimitWriter
 from .log import set_up_logging
 from .nodes import ConfigNodesError, cannot_leave, declared_nodes, with_nodes
 from .orders import Orders
@@ -54,6 +56,7 @@ from .state import (
     NeedEpoch,
     NodeLost,
     OffChanged,
+    RaiseTimeLimit,
     ReadAllJobs,
     ReadJob,
     ReportCame,
@@ -93,7 +96,9 @@ class Controller:
         self._boot_id = host_boot_id()
         self.recorder = Recorder(self.history, summary_with(self.core.science), self._boot_id)
         backend = SlurmCommands(config.slurm, timeout_s=config.times.slurm_timeout_s)
-        self._slurm = SlurmWorker(backend, config, self._on_slurm, is_alive=self._is_alive)
+        self._given = GivenStore(state_dir / "time_given.json")
+        limits = LimitWriter(backend, self._given, self._is_alive)
+        self._slurm = SlurmWorker(backend, config, self._on_slurm, limits=limits, is_alive=self._is_alive)
         self.private_data = PrivateData(backend, config)
         self._bus = LocalServer(
             run_dir / BUS_SOCKET,
@@ -159,6 +164,10 @@ class Controller:
         if self._commanded.trouble:
             log.error(self._commanded.trouble)
         self._tell_site()
+        try:
+            self._given.load()
+        except UnreadableError as error:
+            log.error(f"{error}; no time limit is raised until the file is put aside and the controller restarts")
         off = self._off_switch.load()
         self.state = self._draws.recall(self.state, time.monotonic_ns(), time.time())
         self.take(EpochTaken(epoch=self._epochs.next_epoch()))
@@ -293,6 +302,7 @@ class Controller:
         """Slurm's answers; one on a job comes with what the history remembers of it and of its kind."""
         if isinstance(event, JobRead) and event.job is not None:
             job = event.job
+            event = msgspec.structs.replace(event, given_s=self._given.of(event.run))
             with contextlib.suppress(HistoryError):  # it says itself what is wrong with it
                 kept = read_record(self.history.kept_record(str(event.run), self._boot_id))
                 kins = self.history.recall(job.user_id, job.account, job.name) if kin_name(job) else ()
@@ -316,6 +326,8 @@ class Controller:
                 self._slurm.read_all()
             case WriteTag():
                 self._slurm.write_tag(action)
+            case RaiseTimeLimit():
+                self._slurm.raise_limit(action)
             case LearnCurves():
                 self._learn(action)
             case NeedEpoch(above=above):

@@ -15,8 +15,9 @@ from ..config import Config
 from ..model import Run
 from ..slurm.backend import JobGone, JobInfo, SlurmBackend, Unavailable
 from ..slurm.tagwrite import TagWrite, write_tag
+from .limit_writer import LimitWriter
 from .pace import Pace
-from .state import AllJobsRead, Event, JobRead, TagWritten, WriteTag
+from .state import AllJobsRead, Event, JobRead, RaiseTimeLimit, TagWritten, WriteTag
 
 READERS = 4
 PRUNE_EVERY = 1000  # tags
@@ -38,19 +39,22 @@ class SlurmWorker:
         config: Config,
         take: Callable[[Event], None],
         *,
+        limits: LimitWriter | None = None,
         is_alive: Callable[[Run], bool] = lambda _run: True,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._backend = backend
         self._take = take
+        self._limits = limits
         self._is_alive = is_alive
         self._clock = clock
         self._chance = chance
         self._pace = Pace(config.tag.max_writes_per_s)
         self._reads: asyncio.Queue[Run | None] = asyncio.Queue()
         self._tags: dict[Run, WriteTag] = {}
-        self._tag_ready = asyncio.Event()
+        self._raises: dict[Run, RaiseTimeLimit] = {}
+        self._ready = asyncio.Event()
         self._left: dict[Run, str] = {}
         self._counts: Counter[str] = Counter()
         self._trouble = ""
@@ -68,7 +72,12 @@ class SlurmWorker:
     def write_tag(self, order: WriteTag) -> None:
         """Write a tag when its turn comes; a newer one of the same run replaces one that waits."""
         self._tags[order.run] = order
-        self._tag_ready.set()
+        self._ready.set()
+
+    def raise_limit(self, order: RaiseTimeLimit) -> None:
+        """Raise a time limit when its turn comes, before any tag; the answer comes as TimeLimitRaised."""
+        self._raises[order.run] = order
+        self._ready.set()
 
     def tag_view(self) -> dict[str, Any]:
         """What became of all tags since the start, how many wait, and why if none can be written now."""
@@ -95,13 +104,14 @@ class SlurmWorker:
             if run is None:
                 jobs = await self._backend.jobs()
                 self._say(jobs)
-                self._take(AllJobsRead(jobs=None if isinstance(jobs, Unavailable) else jobs))
+                known = None if isinstance(jobs, Unavailable) else jobs
+                self._take(AllJobsRead(jobs=known, read_unix_s=time.time()))
                 continue
             answer = await self._backend.job(run.job_id)
             self._say(answer)
             match answer:
                 case JobInfo():
-                    self._take(JobRead(run=run, job=answer))
+                    self._take(JobRead(run=run, job=answer, read_unix_s=time.time()))
                 case JobGone():
                     self._take(JobRead(run=run, job=None))
                 case Unavailable():
@@ -119,14 +129,22 @@ class SlurmWorker:
 
     async def _write_forever(self) -> None:
         while True:
-            await self._tag_ready.wait()
+            await self._ready.wait()
             # Before the tag is taken: a newer one of the run may come meanwhile, or the run may end.
             await asyncio.sleep(max(0.0, self._pace.next_s - self._clock()))
+            began_s = self._clock()
+            if self._raises and self._limits is not None:
+                # A run may end before its tag is written, and that of its limit would come too late.
+                raised = await self._limits.raise_limit(self._raises.pop(next(iter(self._raises))))
+                self._pace = self._pace.after(
+                    began_s, self._clock(), ok=not raised.again, chance=self._chance()
+                )
+                self._take(raised)
+                continue
             order = self._next_tag()
             if order is None:
-                self._tag_ready.clear()
+                self._ready.clear()
                 continue
-            began_s = self._clock()
             done = await write_tag(self._backend, order.job, order.tag, self._left.get(order.run))
             ok = done.outcome != "unavailable"
             self._pace = self._pace.after(began_s, self._clock(), ok=ok, chance=self._chance())

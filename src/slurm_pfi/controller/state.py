@@ -9,6 +9,7 @@ from ..model import Flex, Frozen, GpuId, Limit, Mode, Plan, Report, Run
 from ..slurm.backend import JobInfo
 from ..slurm.tag import Tag
 from ..store.rows import Kin
+from .deadline import Deadline
 from .knowledge import HeldCut, Knowledge
 from .record import Record
 
@@ -55,6 +56,10 @@ class RunView(Frozen, frozen=True, kw_only=True):
     remembers of work of this name, until all its nodes have reported it; ``name_is_mixed``: that name was used for
     different work before. ``tag_text`` is our own record of its tag, whatever stands in Slurm; ``tag_failed``: tries in
     a row that failed; ``tag_trouble``: why the tag does not stand in Slurm, as far as that is known.
+
+    ``ends_ns``: when Slurm's time limit ends it, None while that is not known or it has none; ``deadline``: how it
+    stands to that, None while that cannot be told. ``given_s``: what its time limit was raised by so far, None while
+    that is not known; ``raising``: it is with the worker; ``raise_note``: why it was not raised, or not by all.
     """
 
     run: Run
@@ -86,6 +91,22 @@ class RunView(Frozen, frozen=True, kw_only=True):
     tag_capped: bool = False
     tag_failed: int = 0
     tag_trouble: str = ""
+    ends_ns: int | None = None
+    deadline: Deadline | None = None
+    given_s: int | None = None
+    raising: bool = False
+    raise_due_ns: int = 0
+    raise_note: str = ""
+
+    @property
+    def max_loss(self) -> float | None:
+        """The greatest loss (0..1) that an economic limit may cost it: by its flex, or less for its time limit.
+
+        None while its flex is not known.
+        """
+        if self.flex is None or self.deadline is None:
+            return None if self.flex is None else self.flex.max_loss
+        return min(self.flex.max_loss, self.deadline.max_loss)
 
 
 class WindowView(Frozen, frozen=True, kw_only=True):
@@ -144,7 +165,8 @@ class State(Frozen, frozen=True, kw_only=True):
     ``draws``: the last minute without a window, empty inside one; ``draw_before``: the mean (mW by node) that it had as
     the window opened, None if unknown. ``held_until_ns``: until when a predecessor would have held the site at it.
     ``knowledge``: what was last learned of the runs' curves; ``learned_from``: the evidence that is with the learner or
-    was last; ``learn_due_ns``: not to be asked again before.
+    was last; ``learn_due_ns``: not to be asked again before. ``deadlines_due_ns``, ``raises_due_ns``: when to look
+    again at the time limits of all runs.
     ``strangers``: (cluster, node, reason) of reports refused and told of. ``epoch_due_ns``: no new epoch before.
     """
 
@@ -172,6 +194,8 @@ class State(Frozen, frozen=True, kw_only=True):
     learning: bool = False
     learned_from: tuple[tuple[Run, RunEvidence], ...] = ()
     learn_due_ns: int = 0
+    deadlines_due_ns: int = 0
+    raises_due_ns: int = 0
 
 
 # ------------------------------------------------------------------------------------------------------ events
@@ -206,7 +230,8 @@ class JobRead(Frozen, frozen=True, kw_only=True):
     """Slurm's answer about one run: its job, None if Slurm says it is not there, or why there is no answer.
 
     ``kins``: what the history remembers of earlier runs of that user, account and job name; ``kept``: what an earlier
-    controller measured of this very run.
+    controller measured of this very run. ``read_unix_s``: when it was read, by the clock that Slurm's times are of;
+    ``given_s``: what its time limit was raised by so far, None while that is not known.
     """
 
     run: Run
@@ -214,12 +239,15 @@ class JobRead(Frozen, frozen=True, kw_only=True):
     unavailable: str = ""
     kins: tuple[Kin, ...] = ()
     kept: Record | None = None
+    read_unix_s: float | None = None
+    given_s: int | None = None
 
 
 class AllJobsRead(Frozen, frozen=True, kw_only=True):
-    """Slurm's answer about all jobs: None when there is none."""
+    """Slurm's answer about all jobs: None when there is none. ``read_unix_s``: when it was read."""
 
     jobs: tuple[JobInfo, ...] | None
+    read_unix_s: float | None = None
 
 
 class LimitsChanged(Frozen, frozen=True, kw_only=True):
@@ -244,6 +272,23 @@ class TagWritten(Frozen, frozen=True, kw_only=True):
     trouble: str = ""
 
 
+class TimeLimitRaised(Frozen, frozen=True, kw_only=True):
+    """What became of an order to raise a time limit.
+
+    ``given_s``: what the run has been given in all by now; ``old_s`` and ``new_s``: the limit before and after, None
+    where nothing was changed or it is not known. ``why`` it is not all of what was owed. ``again``: it may be tried
+    again soon.
+    """
+
+    run: Run
+    lost_s: float
+    given_s: int | None
+    old_s: int | None = None
+    new_s: int | None = None
+    why: str = ""
+    again: bool = False
+
+
 class CurvesLearned(Frozen, frozen=True, kw_only=True):
     """The learner has come to an end; None if it failed, and then what was known before stands."""
 
@@ -260,6 +305,7 @@ Event: TypeAlias = (
     | LimitsChanged
     | OffChanged
     | TagWritten
+    | TimeLimitRaised
     | CurvesLearned
 )
 
@@ -285,6 +331,14 @@ class WriteTag(Frozen, frozen=True, kw_only=True):
     tag: Tag
 
 
+class RaiseTimeLimit(Frozen, frozen=True, kw_only=True):
+    """Give a run back the time that caps have cost it: ``lost_s`` in all, what it has been given included."""
+
+    run: Run
+    job: JobInfo
+    lost_s: float
+
+
 class LearnCurves(Frozen, frozen=True, kw_only=True):
     """Learn the curves of these runs; seconds of work on a large site, so not in the shell's own thread."""
 
@@ -303,4 +357,6 @@ class Audit(Frozen, frozen=True, kw_only=True):
     fields: dict[str, Any]
 
 
-Action: TypeAlias = SendPlan | NeedEpoch | ReadJob | ReadAllJobs | WriteTag | LearnCurves | Audit
+Action: TypeAlias = (
+    SendPlan | NeedEpoch | ReadJob | ReadAllJobs | WriteTag | RaiseTimeLimit | LearnCurves | Audit
+)

@@ -127,7 +127,11 @@ class SlurmCommands:
         rows = await self._squeue(("JobID", "Reservation"), job.job_id)
         if not isinstance(rows, list):
             return rows
-        own = [row["Reservation"].decode("utf-8", "backslashreplace") for row in rows]
+        own = [
+            row["Reservation"].decode("utf-8", "backslashreplace")
+            for row in rows
+            if row["JobID"] == str(job.job_id).encode()  # of an array's leader squeue shows every task
+        ]
         partition = await self._run("scontrol", "--all", "--oneliner", "show", "partition", job.partition)
         reservations = await self._run("scontrol", "--all", "--oneliner", "show", "reservation")
         for ran in (partition, reservations):
