@@ -10,7 +10,8 @@ import pytest
 
 from slurm_pfi.config import SlurmSection
 from slurm_pfi.slurm.backend import AdminComment, JobGone, JobInfo, Special, Unavailable, Updated
-from slurm_pfi.slurm.cli import _FIELDS, SlurmCommands, read_jobs, split_rows
+from slurm_pfi.slurm.cli import SlurmCommands
+from slurm_pfi.slurm.squeue import FIELDS, read_jobs, split_rows
 from slurm_pfi.slurm.text import SlurmTextError
 
 END = b"<e>"
@@ -106,7 +107,7 @@ def test_which_states_hold_nodes(state: bytes, holds: bool) -> None:
 
 def test_no_text_of_a_user_poses_as_a_field_or_a_job() -> None:
     spoof = b"acc|\n9|9|x\n" + as_output(ROW | {"JobID": b"9"}).replace(END, b"<f>") + b"\xff\n"
-    rows = split_rows(as_output(ROW | {"Account": spoof}, ROW | {"JobID": b"10"}), _FIELDS, END)
+    rows = split_rows(as_output(ROW | {"Account": spoof}, ROW | {"JobID": b"10"}), FIELDS, END)
     jobs = read_jobs(rows)
     assert isinstance(jobs, tuple)
     assert [job.job_id for job in jobs] == [8, 10]
@@ -125,7 +126,7 @@ def test_no_text_of_a_user_poses_as_a_field_or_a_job() -> None:
 )
 def test_output_that_is_cut_or_foreign_is_an_error(out: bytes) -> None:
     with pytest.raises(SlurmTextError):
-        split_rows(out, _FIELDS, END)
+        split_rows(out, FIELDS, END)
 
 
 @pytest.mark.parametrize(

@@ -16,33 +16,13 @@ from typing import Final
 
 from ..config import SlurmSection
 from .backend import AdminComment, JobGone, JobInfo, Unavailable, Updated
-from .text import SlurmTextError, expand_nodes, parse_count, parse_job_id, parse_limit_s, parse_unix_s
+from .squeue import FIELDS, UNSET, read_jobs, split_rows, squeue_words
+from .text import SlurmTextError, parse_count
 from .timelimit import MINUTE_S, Room, read_partition_limit, read_reservations
 
-_FIELDS: Final = (
-    "JobID",
-    "ArrayJobID",
-    "ArrayTaskID",
-    "HetJobID",
-    "HetJobOffset",
-    "RestartCnt",
-    "UserID",
-    "UserName",
-    "Account",
-    "Partition",
-    "QOS",
-    "State",
-    "NodeList",
-    "StartTime",
-    "EndTime",
-    "TimeLimit",
-    "Name",
-    "Comment",
-)
 _COMMENT_FIELDS: Final = ("JobID", "RestartCnt", "admin_comment")
 _NO_SUCH_JOB: Final = "Invalid job id specified"
 _FINISHED: Final = "Job has already finished"
-_UNSET: Final = "(null)"  # squeue's word for a comment that was never set; nobody writes it as a comment
 _AT_ONCE: Final = 8  # processes; slurmctld is shared with everybody
 
 
@@ -73,7 +53,7 @@ class SlurmCommands:
 
     async def job(self, job_id: int) -> JobInfo | JobGone | Unavailable:
         """See SlurmBackend."""
-        rows = await self._squeue(_FIELDS, job_id)
+        rows = await self._squeue(FIELDS, job_id)
         if not isinstance(rows, list):
             return rows
         jobs = read_jobs(rows)
@@ -83,7 +63,7 @@ class SlurmCommands:
 
     async def jobs(self) -> tuple[JobInfo, ...] | Unavailable:
         """See SlurmBackend."""
-        rows = await self._squeue(_FIELDS, None)
+        rows = await self._squeue(FIELDS, None)
         if isinstance(rows, JobGone):
             return Unavailable(f"squeue: {rows.why}, though no job was named")
         return rows if isinstance(rows, Unavailable) else read_jobs(rows)
@@ -180,11 +160,7 @@ class SlurmCommands:
         self, fields: tuple[str, ...], job_id: int | None
     ) -> list[dict[str, bytes]] | JobGone | Unavailable:
         end = f"<{secrets.token_hex(8)}>"
-        layout = ",".join(f"{field}:{end}" for field in fields)
-        one = () if job_id is None else ("--jobs", str(job_id))
-        ran = await self._run(
-            "squeue", "--noheader", "--local", "--all", "--states=all", *one, "--Format", layout
-        )
+        ran = await self._run(*squeue_words(job_id, end, fields))
         if isinstance(ran, Unavailable):
             return ran
         if ran.exit_code != 0:
@@ -235,71 +211,9 @@ def _read_comment(row: dict[str, bytes]) -> AdminComment | Unavailable:
         restart = parse_count(row["RestartCnt"].decode("ascii", "replace"))
     except SlurmTextError as error:
         return Unavailable(f"squeue's restart count is not understood: {error}")
-    return AdminComment("" if text == _UNSET else text, restart)
+    return AdminComment("" if text == UNSET else text, restart)
 
 
 def _absent(job_id: int) -> Unavailable:
     # slurmctld says so in words when it does not know a job; silence is something else.
     return Unavailable(f"squeue answered without job {job_id}")
-
-
-def split_rows(out: bytes, fields: tuple[str, ...], end: bytes) -> list[dict[str, bytes]]:
-    """Cut squeue's output, in which ``end`` follows every field and a newline every job.
-
-    Whatever a field holds, newlines too, stays inside it. Raises SlurmTextError when fields are missing.
-    """
-    *cells, rest = out.split(end)
-    if rest.strip(b"\n") or len(cells) % len(fields):
-        raise SlurmTextError(f"{len(cells)} fields and {rest[:64]!r} instead of {len(fields)} for each job")
-    rows = []
-    for start in range(0, len(cells), len(fields)):
-        row = cells[start : start + len(fields)]
-        row[0] = row[0].removeprefix(b"\n")
-        rows.append(dict(zip(fields, row, strict=True)))
-    return rows
-
-
-def read_jobs(rows: list[dict[str, bytes]]) -> tuple[JobInfo, ...] | Unavailable:
-    """All rows as jobs; one that cannot be read makes the answer unknown, for a job left out is a job lost."""
-    jobs = []
-    for row in rows:
-        try:
-            jobs.append(
-                _read_job({name: cell.decode("utf-8", "backslashreplace") for name, cell in row.items()})
-            )
-        except SlurmTextError as error:
-            return Unavailable(f"squeue's line on job {row['JobID'][:20]!r} is not understood: {error}")
-    return tuple(jobs)
-
-
-def _read_job(cell: dict[str, str]) -> JobInfo:
-    state = cell["State"]
-    if not (state.isascii() and state.replace("_", "").isalpha() and state.isupper()):
-        raise SlurmTextError(f"{state[:64]!r} is not a job state")
-    task = cell["ArrayTaskID"]
-    het = cell["HetJobID"]
-    return JobInfo(
-        job_id=parse_job_id(cell["JobID"]),
-        array_job_id=None if task == "N/A" else parse_job_id(cell["ArrayJobID"]),
-        # Waiting tasks come as one group such as 5-9%1, which is no task.
-        array_task_id=parse_count(task) if task.isdigit() else None,
-        het_job_id=None if het == "N/A" else parse_job_id(het),
-        het_offset=None if het == "N/A" else parse_count(cell["HetJobOffset"]),
-        restart=parse_count(cell["RestartCnt"]),
-        user_id=parse_count(cell["UserID"]),
-        user_name=cell["UserName"],
-        account=_named(cell["Account"]),
-        partition=_named(cell["Partition"]),
-        qos=_named(cell["QOS"]),
-        state=state,
-        nodes=expand_nodes(cell["NodeList"]),
-        start_unix_s=parse_unix_s(cell["StartTime"]),
-        end_unix_s=parse_unix_s(cell["EndTime"]),
-        limit_s=parse_limit_s(cell["TimeLimit"]),
-        name=_named(cell["Name"]),
-        comment="" if cell["Comment"] == _UNSET else cell["Comment"],
-    )
-
-
-def _named(text: str) -> str:
-    return "" if text in {"(null)", "N/A"} else text

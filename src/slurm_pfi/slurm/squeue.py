@@ -1,0 +1,104 @@
+"""Jobs as ``squeue --Format`` writes them: every field followed by a word that nobody can know beforehand.
+
+Users choose texts such as the job's name, comment and, without an accounting database, account. No text can pose as a
+field or a job, whatever bytes and newlines are in it, and nothing is cut to a width (squeue(1), --Format, suffix).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .backend import JobInfo, Unavailable
+from .text import SlurmTextError, expand_nodes, parse_count, parse_job_id, parse_limit_s, parse_unix_s
+
+FIELDS: Final = (
+    "JobID",
+    "ArrayJobID",
+    "ArrayTaskID",
+    "HetJobID",
+    "HetJobOffset",
+    "RestartCnt",
+    "UserID",
+    "UserName",
+    "Account",
+    "Partition",
+    "QOS",
+    "State",
+    "NodeList",
+    "StartTime",
+    "EndTime",
+    "TimeLimit",
+    "Name",
+    "Comment",
+)
+UNSET: Final = "(null)"
+"""squeue's word for a comment that was never set; nobody writes it as a comment."""
+
+
+def squeue_words(job_id: int | None, end: str, fields: tuple[str, ...] = FIELDS) -> list[str]:
+    """The command line that asks for one job, or for all, with ``end`` after each field. No SQUEUE_* may be set."""
+    layout = ",".join(f"{field}:{end}" for field in fields)
+    one = () if job_id is None else ("--jobs", str(job_id))
+    return ["squeue", "--noheader", "--local", "--all", "--states=all", *one, "--Format", layout]
+
+
+def split_rows(out: bytes, fields: tuple[str, ...], end: bytes) -> list[dict[str, bytes]]:
+    """Cut squeue's output, in which ``end`` follows every field and a newline every job.
+
+    Whatever a field holds, newlines too, stays inside it. Raises SlurmTextError when fields are missing.
+    """
+    *cells, rest = out.split(end)
+    if rest.strip(b"\n") or len(cells) % len(fields):
+        raise SlurmTextError(f"{len(cells)} fields and {rest[:64]!r} instead of {len(fields)} for each job")
+    rows = []
+    for start in range(0, len(cells), len(fields)):
+        row = cells[start : start + len(fields)]
+        row[0] = row[0].removeprefix(b"\n")
+        rows.append(dict(zip(fields, row, strict=True)))
+    return rows
+
+
+def read_jobs(rows: list[dict[str, bytes]]) -> tuple[JobInfo, ...] | Unavailable:
+    """All rows as jobs; one that cannot be read makes the answer unknown, for a job left out is a job lost."""
+    jobs = []
+    for row in rows:
+        try:
+            jobs.append(
+                _read_job({name: cell.decode("utf-8", "backslashreplace") for name, cell in row.items()})
+            )
+        except SlurmTextError as error:
+            return Unavailable(f"squeue's line on job {row['JobID'][:20]!r} is not understood: {error}")
+    return tuple(jobs)
+
+
+def _read_job(cell: dict[str, str]) -> JobInfo:
+    state = cell["State"]
+    if not (state.isascii() and state.replace("_", "").isalpha() and state.isupper()):
+        raise SlurmTextError(f"{state[:64]!r} is not a job state")
+    task = cell["ArrayTaskID"]
+    het = cell["HetJobID"]
+    return JobInfo(
+        job_id=parse_job_id(cell["JobID"]),
+        array_job_id=None if task == "N/A" else parse_job_id(cell["ArrayJobID"]),
+        # Waiting tasks come as one group such as 5-9%1, which is no task.
+        array_task_id=parse_count(task) if task.isdigit() else None,
+        het_job_id=None if het == "N/A" else parse_job_id(het),
+        het_offset=None if het == "N/A" else parse_count(cell["HetJobOffset"]),
+        restart=parse_count(cell["RestartCnt"]),
+        user_id=parse_count(cell["UserID"]),
+        user_name=cell["UserName"],
+        account=_named(cell["Account"]),
+        partition=_named(cell["Partition"]),
+        qos=_named(cell["QOS"]),
+        state=state,
+        nodes=expand_nodes(cell["NodeList"]),
+        start_unix_s=parse_unix_s(cell["StartTime"]),
+        end_unix_s=parse_unix_s(cell["EndTime"]),
+        limit_s=parse_limit_s(cell["TimeLimit"]),
+        name=_named(cell["Name"]),
+        comment="" if cell["Comment"] == UNSET else cell["Comment"],
+    )
+
+
+def _named(text: str) -> str:
+    return "" if text in {"(null)", "N/A"} else text
