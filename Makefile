@@ -25,7 +25,7 @@ MATRIX_TRY ?=
 help:
 	@echo "make demo     show the main job on a real Slurm cluster with simulated GPUs"
 	@echo "make test     run all tests"
-	@echo "make test-matrix  the tests of generations on the host's Slurm, on Debian 13's and on Debian testing's"
+	@echo "make test-matrix  what holds for every Slurm, on that of Debian 13 and of Debian testing"
 	@echo "make test-callbacks  try the callbacks in tiny trainings with the real libraries"
 	@echo "make hardware-checks  read the GPUs of this machine as the agent does (read-only)"
 	@echo "make lint     ruff, mypy --strict"
@@ -46,7 +46,7 @@ test: setup
 
 test-matrix: setup
 	@./etc/install-system-packages debootstrap
-	$(PY) -m testbed.roots host $(MATRIX) --where-possible $(MATRIX_TRY)
+	$(PY) -m testbed.roots $(MATRIX) --where-possible $(MATRIX_TRY)
 
 # Where there is an NVIDIA GPU: reads it through the agent's own code, writes nothing.
 hardware-checks: $(VENV)/.ready

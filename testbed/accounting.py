@@ -61,9 +61,14 @@ def make_database(layout: Layout, options: ClusterOptions) -> None:
     layout.database.mkdir()
     os.chown(layout.database, account.pw_uid, account.pw_gid)
     client = f"'{options.slurm_account.pw_name}'@'localhost'"
-    _init_file(layout).write_text(
-        f"CREATE USER IF NOT EXISTS {client} IDENTIFIED VIA unix_socket;\nGRANT ALL ON {DATABASE}.* TO {client};\n"
+    # slurmdbd would make its database itself, but a first connection that fails for want of one leaves MariaDB's client
+    # library (seen with 11.8.9) in a state in which every later answer is refused as having too many columns.
+    statements = (
+        f"CREATE DATABASE IF NOT EXISTS {DATABASE}",
+        f"CREATE USER IF NOT EXISTS {client} IDENTIFIED VIA unix_socket",
+        f"GRANT ALL ON {DATABASE}.* TO {client}",
     )
+    _init_file(layout).write_text("".join(f"{statement};\n" for statement in statements))
     arguments = [
         "--no-defaults",
         f"--datadir={_data(layout)}",

@@ -264,8 +264,10 @@ def _plugstack(layout: Layout, options: ClusterOptions) -> str:
         return options.plugstack
     if not options.plugin:
         return ""
+    # A plugin fits one release of Slurm alone.
+    build = REPO / "build/spank" / ".".join(f"{number:02}" for number in slurm_version())
     built = subprocess.run(
-        [find_program("make"), "--no-print-directory", "-C", str(REPO / "spank")],
+        [find_program("make"), "--no-print-directory", "-C", str(REPO / "spank"), f"BUILD={build}"],
         capture_output=True,
         text=True,
         check=False,
@@ -274,7 +276,7 @@ def _plugstack(layout: Layout, options: ClusterOptions) -> str:
         raise ClusterError(f"the SPANK plugin could not be built in {REPO / 'spank'}:\n{built.stderr}")
     # A copy that every submitting user can read: the project itself may lie below /root.
     plugin = layout.etc / "slurm_pfi.so"
-    shutil.copy(REPO / "build/spank/slurm_pfi.so", plugin)
+    shutil.copy(build / "slurm_pfi.so", plugin)
     return f"optional {plugin}\n"
 
 
