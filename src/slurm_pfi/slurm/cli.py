@@ -16,7 +16,7 @@ from typing import Final
 
 from ..config import SlurmSection
 from .backend import AdminComment, JobGone, JobInfo, Unavailable, Updated
-from .squeue import FIELDS, UNSET, read_jobs, split_rows, squeue_words
+from .squeue import FIELDS, UNSET, named, read_jobs, split_rows, squeue_words
 from .text import SlurmTextError, parse_count
 from .timelimit import MINUTE_S, Room, read_partition_limit, read_reservations
 
@@ -126,7 +126,7 @@ class SlurmCommands:
             return Room(
                 partition_s=read_partition_limit(partition.out.decode("utf-8", "replace"), job.partition),
                 reservations=read_reservations(reservations.out.decode("utf-8", "replace")),
-                own=_named(own[0]),
+                own=named(own[0]),
             )
         except SlurmTextError as error:
             return Unavailable(f"what bounds the time limit of job {job.spec} is not understood: {error}")

@@ -87,18 +87,19 @@ def _read_job(cell: dict[str, str]) -> JobInfo:
         restart=parse_count(cell["RestartCnt"]),
         user_id=parse_count(cell["UserID"]),
         user_name=cell["UserName"],
-        account=_named(cell["Account"]),
-        partition=_named(cell["Partition"]),
-        qos=_named(cell["QOS"]),
+        account=named(cell["Account"]),
+        partition=named(cell["Partition"]),
+        qos=named(cell["QOS"]),
         state=state,
         nodes=expand_nodes(cell["NodeList"]),
         start_unix_s=parse_unix_s(cell["StartTime"]),
         end_unix_s=parse_unix_s(cell["EndTime"]),
         limit_s=parse_limit_s(cell["TimeLimit"]),
-        name=_named(cell["Name"]),
+        name=named(cell["Name"]),
         comment="" if cell["Comment"] == UNSET else cell["Comment"],
     )
 
 
-def _named(text: str) -> str:
+def named(text: str) -> str:
+    """What squeue writes for a name: empty for its words for none."""
     return "" if text in {"(null)", "N/A"} else text
