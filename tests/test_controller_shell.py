@@ -12,6 +12,7 @@ import structlog
 from slurm_pfi.bus.asking import Reply, Request, ask
 from slurm_pfi.config import Config, ControllerSection, NodeSet
 from slurm_pfi.controller import state as cs
+from slurm_pfi.controller.budget import look
 from slurm_pfi.controller.core import Core
 from slurm_pfi.controller.log import set_up_logging
 from slurm_pfi.controller.nodes import cannot_leave, declared_nodes, with_nodes
@@ -20,7 +21,7 @@ from slurm_pfi.controller.shell import CONTROL_SOCKET, Controller
 from slurm_pfi.controller.views import run_view, site_view
 from slurm_pfi.model import Run
 
-from .test_controller_core import RUN, S, Site, gpu
+from .test_controller_core import RUN, S, Site, W, gpu
 
 
 class Broken(Core):
@@ -118,26 +119,60 @@ def changed(site: Site, **changes: object) -> dict[str, cs.NodeView]:
     return declared_nodes(msgspec.structs.replace(site.config, node_set=(node_set,)))
 
 
+def why_not(site: Site, **changes: object) -> str:
+    return cannot_leave(site.state, changed(site, **changes), site.config, site.now_ns)
+
+
 def test_a_reload_in_a_window_neither_lifts_caps_nor_leaves_them_without_an_end() -> None:
     site = Site(nodes=2, gpus=1)
     for name in ("n1", "n2"):
         site.hear(name, gpu(f"G{name}"))
-    assert cannot_leave(site.state, changed(site, names="n1")) == ""
-    assert cannot_leave(site.state, changed(site, mode="observe")) == ""
+    assert why_not(site, names="n1") == ""
+    assert why_not(site, mode="observe") == ""
     site.limit(900)
     site.cycle()
-    assert "n2" in cannot_leave(site.state, changed(site, names="n1"))
-    assert "observe" in cannot_leave(site.state, changed(site, mode="observe"))
-    assert cannot_leave(site.state, changed(site, overhead_w=200.0)) == ""
-    assert cannot_leave(site.state, changed(site, names="n[1-3]")) == ""
+    assert "n2" in why_not(site, names="n1")
+    assert "observe" in why_not(site, mode="observe")
+    assert why_not(site, overhead_w=200.0) == ""
+    assert why_not(site, names="n[1-3]") == ""
     site.limit(None)
     site.cycle()
     for name in ("n1", "n2"):
         site.hear(name, gpu(f"G{name}", limit_w=200))
-    assert "n2" in cannot_leave(site.state, changed(site, names="n1")), "not restored yet"
+    assert "n2" in why_not(site, names="n1"), "not restored yet"
     for name in ("n1", "n2"):
         site.hear(name, gpu(f"G{name}"))
-    assert cannot_leave(site.state, changed(site, names="n1")) == ""
+    assert why_not(site, names="n1") == ""
+
+
+def test_a_node_that_died_may_be_given_up_in_a_window() -> None:
+    """In two steps, and until the second it counts as before: at the most that it could draw if it came back."""
+    site = Site(nodes=2, gpus=1, node_silent_s=30.0)
+    for name in ("n1", "n2"):
+        site.hear(name, gpu(f"G{name}"))
+    site.limit(900)
+    site.cycle()
+    site.wait(31)
+    site.hear("n1", gpu("Gn1", limit_w=200))
+    assert "observe" in why_not(site, mode="observe"), "n1 is heard"
+
+    def rest(mode: str) -> dict[str, cs.NodeView]:
+        declared = changed(site)
+        return {**declared, "n2": msgspec.structs.replace(declared["n2"], mode=mode)}
+
+    assert cannot_leave(site.state, rest("observe"), site.config, site.now_ns) == ""
+    assert "n2" in cannot_leave(site.state, changed(site, names="n1"), site.config, site.now_ns)
+    before_mw = look(site.state, site.config, site.now_ns).constants_mw["n2"]
+    site.state = with_nodes(site.state, rest("observe"))
+    assert look(site.state, site.config, site.now_ns).constants_mw["n2"] == before_mw == 700 * W
+    assert why_not(site, names="n1") == ""
+    last_caps = msgspec.structs.replace(
+        site.config, policy=msgspec.structs.replace(site.config.policy, silent_node="last_caps")
+    )
+    site.state = with_nodes(site.state, changed(site))
+    assert "observe" in cannot_leave(site.state, rest("observe"), last_caps, site.now_ns), (
+        "it counts at its caps"
+    )
 
 
 def test_runs_of_a_node_that_left_the_config_are_forgotten_and_shown_without_it() -> None:

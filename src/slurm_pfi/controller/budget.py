@@ -59,7 +59,7 @@ def look(state: State, config: Config, now_ns: int, early_s: float = STEP_MARGIN
         answers = node_answers(node, config, now_ns)
         if node.mode == "enforce" and not answers:
             silent.append(node.name)
-        if node.report is None or _forgotten(node, config, now_ns):
+        if node.report is None or forgotten(node, config, now_ns):
             constants_mw[node.name] = default_worst_mw(node)
             uncapped_mw += default_worst_mw(node)
             continue
@@ -107,7 +107,7 @@ def node_answers(node: NodeView, config: Config, now_ns: int) -> bool:
     return not waiting or now_ns - waiting[0].sent_ns <= config.times.node_answer_s * NS_PER_S
 
 
-def _forgotten(node: NodeView, config: Config, now_ns: int) -> bool:
+def forgotten(node: NodeView, config: Config, now_ns: int) -> bool:
     """Silent for so long that its caps are no longer believed (policy.silent_node = worst)."""
     silent_ns = now_ns - node.heard_ns
     return config.policy.silent_node == "worst" and silent_ns > config.times.node_silent_s * NS_PER_S

@@ -23,6 +23,7 @@ from .runs import (
     doubt,
     effective_flex,
     misplaced,
+    overtaken,
     run_over,
     sample_of,
     taken,
@@ -52,11 +53,11 @@ from .state import (
     RunView,
     State,
     TagWritten,
-)
     TimeLimitRaised,
+)
 from .tags import due_tags, due_with_limits, first_tag_s, tag_written
-
 from .timelimits import all_timed, due_deadlines, due_raises, limit_raised, timed
+
 RETRY_READ_S = 5.0  # Slurm could not be asked about a run: ask again after this long
 READ_FOREVER_S = 60.0  # a run that Slurm contradicts is asked about again this often
 EPOCH_GAP_S = 5.0  # a node that claims ever higher epochs must not unfence the whole site all the time
@@ -90,17 +91,17 @@ class Core:
         if not self._settled(state, now_ns):
             return state, actions
         state = msgspec.structs.replace(state, planned=True)
-        before = state
         state, told = due_deadlines(state, self.config, now_ns, event.now_unix_s)
         actions.extend(told)
+        before = state
         state, planned = plan_cycle(state, self.config, self.science, now_ns, event.now_unix_s)
         actions.extend(planned)
         state = due_with_limits(before, state, now_ns)
         state, tags = due_tags(state, self.config, self.science, now_ns, event.now_unix_s)
         actions.extend(tags)
-        state, learn = due_learning(state, self.config, self.science, now_ns)
         state, raises = due_raises(state, self.config, now_ns)
         actions.extend(raises)
+        state, learn = due_learning(state, self.config, self.science, now_ns)
         actions.extend(learn)
         return state, actions
 
@@ -264,7 +265,12 @@ class Core:
             view = with_kept(timed(view, event.job, event.read_unix_s, now_ns), event.kept)
             view = msgspec.structs.replace(view, given_s=event.given_s)
             view = with_recalled(msgspec.structs.replace(view, kins=event.kins), state.nodes)
-        return msgspec.structs.replace(state, runs={**state.runs, event.run: view}), actions
+        runs = {**state.runs, event.run: view}
+        for earlier in () if event.job is None else overtaken(runs, event.job):
+            runs[earlier.run] = msgspec.structs.replace(earlier, phase="gone", read_due_ns=None)
+            reason = run_over(earlier.run, event.job)
+            actions.append(Audit(event="ended", fields=_ended(earlier, reason)))
+        return msgspec.structs.replace(state, runs=runs), actions
 
     def _identified(
         self, state: State, view: RunView, job: JobInfo, now_ns: int
@@ -360,15 +366,15 @@ class Core:
         return tag_written(state, event, self.config, now_ns), []
 
     @_on.register
+    def _limit_raised(self, event: TimeLimitRaised, state: State, now_ns: int) -> Result:
+        return limit_raised(state, event, now_ns)
+
+    @_on.register
     def _learned(self, event: CurvesLearned, state: State, now_ns: int) -> Result:
         return curves_learned(state, event), []
 
 
 def _node_after(node: NodeView, report: Report, priors: dict[str, int], epoch: int, now_ns: int) -> NodeView:
-    @_on.register
-    def _limit_raised(self, event: TimeLimitRaised, state: State, now_ns: int) -> Result:
-        return limit_raised(state, event, now_ns)
-
     rebooted = node.report is not None and node.report.id.boot_id != report.id.boot_id
     node = msgspec.structs.replace(
         node,

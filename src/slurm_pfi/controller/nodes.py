@@ -7,6 +7,7 @@ from ClusterShell.NodeSet import NodeSet, NodeSetException
 
 from ..config import Config
 from ..units import watts_to_mw
+from .budget import forgotten
 from .state import NodeView, State
 
 
@@ -37,16 +38,19 @@ def declared_nodes(config: Config) -> dict[str, NodeView]:
     return nodes
 
 
-def cannot_leave(state: State, declared: dict[str, NodeView]) -> str:
+def cannot_leave(state: State, declared: dict[str, NodeView], config: Config, now_ns: int) -> str:
     """Why a new config must wait: it would lift caps in a window, or leave a node with caps that nobody ends.
 
-    Empty if it may come into force.
+    Empty if it may come into force. ``config`` is the one in force. A node that counts at its worst already may be
+    given up in a window too: it is most likely off, and what it does should it come back has its place in the budget.
     """
     for name, node in state.nodes.items():
         new = declared.get(name)
         if new is None and node.mode == "enforce" and _may_be_capped(node):
             return f"node {name} may still hold caps of ours: set it to mode = 'observe' first, and take it out after"
-        if new is not None and state.window is not None and (node.mode, new.mode) == ("enforce", "observe"):
+        given_up = node.report is None or forgotten(node, config, now_ns)
+        to_observe = new is not None and (node.mode, new.mode) == ("enforce", "observe")
+        if to_observe and state.window is not None and not given_up:
             return (
                 f"mode = 'observe' would lift the caps of node {name} inside a window:"
                 " wait for its end, or say 'slurm-pfi off'"

@@ -95,6 +95,12 @@ def misplaced(run: Run, job: JobInfo) -> str:
     return f"Slurm knows restart {job.restart} of it" if job.restart != run.restart else ""
 
 
+def overtaken(runs: dict[Run, RunView], job: JobInfo) -> list[RunView]:
+    """The earlier runs of a job that Slurm runs anew: they are over, also on a node that died and says nothing more."""
+    earlier = (view for run, view in runs.items() if run.job_id == job.job_id and run.restart < job.restart)
+    return [view for view in earlier if view.phase != "gone"]
+
+
 def contradiction(job: JobInfo, node: str, uid: int) -> str:
     """Why a node's word on a run contradicts Slurm's own; empty when it does not."""
     if node not in job.nodes:
@@ -198,20 +204,20 @@ def sample_of(
         node=report.node,
         pace=pace_of(heard, number),
         slowed=any(gpu.slowed in UNTAUGHT for gpu in gpus),
-    )
-
-
-def _mean(values_mw: list[int | None], number: int) -> int | None:
-    """The mean of a value for each of ``number`` GPUs; None where one is missing."""
-    known_mw = [value_mw for value_mw in values_mw if value_mw is not None]
         total=_total(progress),
-    return round(sum(known_mw) / number) if number and len(known_mw) == number else None
+    )
 
 
 def _total(progress: Progress | None) -> float | None:
     """What the counter will be at the end of the work; a figure that nothing can have is none."""
     total = None if progress is None else progress.total
     return total if total is not None and 0 < total <= MOST_COUNTED else None
+
+
+def _mean(values_mw: list[int | None], number: int) -> int | None:
+    """The mean of a value for each of ``number`` GPUs; None where one is missing."""
+    known_mw = [value_mw for value_mw in values_mw if value_mw is not None]
+    return round(sum(known_mw) / number) if number and len(known_mw) == number else None
 
 
 def _lately(nodes: dict[str, NodeView], name: str, now_ns: int, silent_s: float) -> Report | None:

@@ -218,7 +218,7 @@ class Controller:
                 "config not reloaded: cluster and [controller] need a restart; the old one stays in force"
             )
             return
-        if reason := cannot_leave(self.state, declared):
+        if reason := cannot_leave(self.state, declared, self.config, time.monotonic_ns()):
             log.error(f"config not reloaded, the old one stays in force: {reason}")
             return
         self.config = config

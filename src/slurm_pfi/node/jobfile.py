@@ -14,6 +14,7 @@ from ..flex import FlexError, parse_flex
 
 MAX_BYTES: Final = 1024
 MAX_POSITION: Final = 1023
+MAX_JOB_ID: Final = 2**32 - 1  # slurm.h has it as uint32_t; federated ids use the upper bits
 _NAME: Final = re.compile(r"([1-9][0-9]{0,9})\.(0|[1-9][0-9]{0,9})", re.ASCII)
 _FILE: Final = re.compile(
     r"pfi-job 1\njob_id ([1-9][0-9]{0,9})\nrestart (0|[1-9][0-9]{0,9})\nuid (0|[1-9][0-9]{0,9})\n"
@@ -55,6 +56,8 @@ def parse_job_file(name: str, data: bytes) -> JobFile:
     job_id, restart, uid = (int(match.group(group)) for group in (1, 2, 3))
     if name != f"{job_id}.{restart}":
         raise JobFileError(f"it says job {job_id}.{restart}")
+    if job_id > MAX_JOB_ID:
+        raise JobFileError(f"no job has the id {job_id}")
     return JobFile(
         job_id=job_id, restart=restart, uid=uid, gpus=_positions(match.group(4)), flex=_flex(match.group(5))
     )
