@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,7 +38,9 @@ LIMITED_SHARE: Final = 0.75  # of the most that the site can draw
 SCHEDULER: Final = (
     "SchedulerParameters=bf_interval=30"  # the testbed's looks for work each second, unlike a site
 )
-OURS_ALONE: Final = "REQUEST_UPDATE_JOB"
+ALL_JOBS: Final = "REQUEST_JOB_INFO"
+ONE_JOB: Final = "REQUEST_JOB_INFO_SINGLE"
+WRITES: Final = "REQUEST_UPDATE_JOB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,44 +95,55 @@ def poll(site: Site) -> float:
     return time.monotonic() - began_s
 
 
-def ended_one(site: Site) -> None:
-    """End the job that runs longest; the next one of the queue takes its place."""
-    oldest = site.cluster.squeue("--states=RUNNING", "--sort=i", "--format=%A")[0]
-    site.cluster.run(["scancel", oldest], user="root")
-
-
-def watch(site: Site, size: Size) -> dict[str, Any]:
-    """One stretch. Raises ClusterError when our controller made no full read in it."""
-    ours = site.controller_account.pw_name
-    rss_before = rss_kib(site.pid_of("controller"))
-    sdiag.reset(site.cluster)
+def let_pass(site: Site, size: Size, oldest: Iterator[int]) -> list[float]:
+    """Polls in their time, while some of the oldest jobs end and others take their place; the polls' wall times, s."""
     began_ns = time.monotonic_ns()
     polls: list[float] = []
     starts = 0
-    while True:
-        passed_s = (time.monotonic_ns() - began_ns) / 1e9
-        if passed_s >= size.seconds:
-            break
+    while (passed_s := (time.monotonic_ns() - began_ns) / 1e9) < size.seconds:
         polls.append(poll(site))
-        if passed_s >= (starts + 0.5) * size.seconds / size.starts:
-            ended_one(site)
+        if starts < size.starts and passed_s >= (starts + 0.5) * size.seconds / size.starts:
+            site.cluster.run(["scancel", str(next(oldest))], user="root")
             starts += 1
         sleep_until(began_ns + round(len(polls) * size.poll_s * 1e9))
 
     # The reconciling read comes every 10 minutes and belongs into the account, also if it is some seconds late.
     def all_read() -> bool:
-        return sdiag.read(site.cluster).of_type("REQUEST_JOB_INFO").count > len(polls) + starts
+        return sdiag.read(site.cluster).of_type(ALL_JOBS).count > len(polls)
 
     wait_until(all_read, 60, "the controller has read all jobs once")
-    seconds = (time.monotonic_ns() - began_ns) / 1e9
+    return polls
+
+
+def watch(site: Site, size: Size, oldest: Iterator[int]) -> dict[str, Any]:
+    """One stretch. Raises ClusterError when its calls cannot be told apart."""
+    controller = site.pid_of("controller")
+    rss_before = rss_kib(controller)
+    sdiag.reset(site.cluster)
+    began_s = time.monotonic()
+    polls = let_pass(site, size, oldest)
     served = sdiag.read(site.cluster)
-    writes, theirs, all_ours = served.of_type(OURS_ALONE), served.of_user(POLLER), served.of_user(ours)
-    reads = all_ours - writes
+    return {
+        "seconds": round(time.monotonic() - began_s, 1),
+        **account(served, polls, site.controller_account.pw_name),
+        "jobs_started": size.starts,
+        "controller_rss_kib": [rss_before, rss_kib(controller)],
+        "calls_by_type": {
+            name: [calls.count, calls.total_us] for name, calls in sorted(served.by_type.items())
+        },
+    }
+
+
+def account(served: sdiag.Served, polls: Sequence[float], controller: str) -> dict[str, Any]:
+    """Who was served how long. Raises ClusterError when a user of the two made other calls than it should."""
+    writes, theirs, ours = served.of_type(WRITES), served.of_user(POLLER), served.of_user(controller)
+    reads = ours - writes  # nobody but the controller writes
     if theirs.count != len(polls) or reads.total_us <= 0:
-        raise ClusterError(f"{len(polls)} polls, but sdiag shows {theirs}; ours {all_ours}: {served}")
+        raise ClusterError(
+            f"{len(polls)} polls, but sdiag shows {theirs} of {POLLER}, {ours} of {controller}"
+        )
     return {
         "ratio": round(theirs.total_us / reads.total_us, 1),
-        "seconds": round(seconds, 1),
         "poller": {
             "polls": theirs.count,
             "read_ms": round(theirs.total_us / 1000, 2),
@@ -139,24 +153,19 @@ def watch(site: Site, size: Size) -> dict[str, Any]:
         "ours": {
             "reads": reads.count,
             "read_ms": round(reads.total_us / 1000, 2),
-            "full_reads": served.of_type("REQUEST_JOB_INFO").count - len(polls) - starts,
-            "single_reads": served.of_type("REQUEST_JOB_INFO_SINGLE").count,
+            "full_reads": served.of_type(ALL_JOBS).count - len(polls),
+            "single_reads": served.of_type(ONE_JOB).count,
         },
         "tag_writes": {
             "count": writes.count,
             "write_ms": round(writes.total_us / 1000, 2),
-            "ratio_with_writes": round(theirs.total_us / all_ours.total_us, 1),
-        },
-        "jobs_started": starts,
-        "controller_rss_kib": [rss_before, rss_kib(site.pid_of("controller"))],
-        "calls_by_type": {
-            name: [calls.count, calls.total_us] for name, calls in sorted(served.by_type.items())
+            "ratio_with_writes": round(theirs.total_us / ours.total_us, 1),
         },
     }
 
 
 def open_window(site: Site, size: Size) -> None:
-    """A limit at which every run is capped; returns when all caps are in force and the first tags written."""
+    """A limit at which every run is capped; returns when all caps are in force."""
     most_w = size.nodes * OVERHEAD_W + size.running * 700
     limit_mw = round(LIMITED_SHARE * most_w * 1000)
     site.ask("limit_set", {"id": "bench", "class": "economic", "limit_mw": limit_mw, "end_unix_s": None})
@@ -212,13 +221,14 @@ def measure(size: Size) -> dict[str, Any]:
     )
     with Site(options) as site:
         running = prepare(site, size)
+        oldest = iter(running)
         # The first tags, and all that a new slurmctld is asked at first, are no steady state.
         sleep_until(time.monotonic_ns() + round(size.settle_s * 1e9))
-        steady = watch(site, size)
+        steady = watch(site, size, oldest)
         open_window(site, size)
         sleep_until(time.monotonic_ns() + round(size.settle_s * 1e9))
-        window = watch(site, size)
-        found = memory(site, size, [job for job in running if job in site.jobs()])
+        window = watch(site, size, oldest)
+        found = memory(site, size, list(oldest))
     return {
         "ratio": steady["ratio"],
         "tag_writes": steady["tag_writes"]["count"],
