@@ -155,6 +155,16 @@ def hook_faults(site: Site) -> list[str]:
     return lines
 
 
+def wait_registered(site: Site, timeout_s: float = 30.0) -> None:
+    """Wait until a slurmctld that started anew has heard every slurmd: before that it gives jobs no GPUs (22.05)."""
+
+    def registered() -> bool:
+        shown = site.cluster.run(["scontrol", "show", "node"], check=False)
+        return shown.returncode == 0 and "SlurmdStartTime=None" not in shown.stdout
+
+    wait_until(registered, timeout_s, "slurmctld has heard every slurmd")
+
+
 def as_user(site: Site, script: str, *, where: str = "n1", gpus: int = 1, name: str = "probe") -> str:
     """Run Python text in a real batch job of an ordinary user, and return what it printed."""
     path = site.root / "python" / f"{name}.py"
