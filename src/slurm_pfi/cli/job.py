@@ -10,8 +10,9 @@ from typing import Any, Final
 import click
 
 from ..bus.asking import WRONG_USE
-from .common import Screen, ask_controller, fail, print_json
+from .common import Screen, fail, print_json
 from .job_words import HEADINGS, sections, title
+from .reach import SOURCES, NoControllerError, ask_or_leave
 
 _NAME: Final = re.compile(r"([0-9]{1,10})(?:_([0-9]{1,10})|\+([0-9]{1,10}))?(?:\.([0-9]{1,10}))?", re.ASCII)
 _PARTS: Final = ("job_id", "task", "component", "restart")
@@ -31,14 +32,37 @@ def job(context: click.Context, job_id: str, as_json: bool) -> None:
     """Tell all about one job: asked, known, done, what it cost and saved, whether promises held.
 
     ID is a job id (1234), a task of an array (77_3) or a component (80+1); 1234.1 is the run after its first requeue.
-    Jobs that ended are told from the history.
+    Jobs that ended are told from the history. Where no controller can be asked, as on a login node, Slurm is: then all
+    that is known stands in the job's tag.
     """
-    told = ask_controller(context, "job", parse_job(job_id)).data
+    question = parse_job(job_id)
+    width = min(Screen().width, WIDEST)
+    try:
+        told = {**ask_or_leave(context, "job", question).data, "source": "controller"}
+        lines = [] if as_json else told_lines(told, width)
+    except NoControllerError as away:
+        from ..slurm.tagged import JobName
+        from .login import job_from_slurm
+
+        told = job_from_slurm(away, JobName(**question))
+        lines = [] if as_json else tag_lines(told, width)
+        lines += _wrapped(f"more is told where the controller can be asked; here: {away}", width, "")
     if as_json:
         print_json(told)
         return
-    for line in told_lines(told, min(Screen().width, WIDEST)):
+    for line in [*lines, SOURCES[told["source"]]]:
         click.secho(line, bold=line in HEADINGS)
+
+
+def tag_lines(told: Mapping[str, Any], width: int) -> list[str]:
+    """All that a tag tells of a run, likewise."""
+    from .login_words import head_lines, tag_sections
+
+    lines = [part for line in head_lines(told) for part in _wrapped(line, width, "")]
+    for heading, told_there in tag_sections(told):
+        lines += ["", heading]
+        lines += [part for line in told_there for part in _wrapped(line, width, "  ")]
+    return [*lines, ""]
 
 
 def told_lines(told: Mapping[str, Any], width: int) -> list[str]:
@@ -47,7 +71,7 @@ def told_lines(told: Mapping[str, Any], width: int) -> list[str]:
     for section in sections(told):
         lines += ["", section.name]
         lines += [part for line in section.lines for part in _wrapped(line, width, "  ")]
-    return lines
+    return [*lines, ""]
 
 
 def parse_job(text: str) -> dict[str, int]:

@@ -9,7 +9,8 @@ from typing import Any, Final
 import click
 
 from ..units import format_duration, format_power
-from .common import SIMULATED, Screen, ask_controller, percent, print_json, site_config
+from .common import SIMULATED, Screen, percent, print_json, site_config
+from .reach import SOURCES, NoControllerError, ask_or_leave
 from .status import folded
 from .tables import Column, plain, show_table
 
@@ -27,9 +28,15 @@ _RunRow = Mapping[str, Any]
 def jobs(context: click.Context, mine: bool, ended: bool, as_json: bool) -> None:
     """Show the runs on GPU nodes: flex, cap, draw, throughput against their own baseline.
 
-    'slurm-pfi job ID' tells all about one of them.
+    'slurm-pfi job ID' tells all about one of them. Where no controller can be asked, as on a login node, Slurm is: then
+    all that is known stands in the jobs' tags.
     """
-    data = ask_controller(context, "jobs", {"mine": mine, "ended": ended}).data
+    try:
+        reply = ask_or_leave(context, "jobs", {"mine": mine, "ended": ended})
+    except NoControllerError as away:
+        _show_by_tags(away, as_json=as_json, mine=mine, ended=ended)
+        return
+    data = [{**run, "source": "controller"} for run in reply.data]
     if as_json:
         print_json(data)
         return
@@ -51,6 +58,30 @@ def jobs(context: click.Context, mine: bool, ended: bool, as_json: bool) -> None
         out.print(SIMULATED)
     if any(run["floor_passed"] for run in data):
         out.print("past floor: an emergency limit holds the run below what its user was promised")
+    out.print(SOURCES["controller"])
+
+
+def _show_by_tags(away: NoControllerError, *, as_json: bool, mine: bool, ended: bool) -> None:
+    """The same from Slurm alone."""
+    from .login import jobs_from_slurm, source_text
+    from .login_words import COLUMNS as TAG_COLUMNS
+
+    data, trouble = jobs_from_slurm(away, mine=mine, ended=ended)
+    if as_json:
+        if trouble:
+            click.echo(f"slurm-pfi: {trouble}", err=True)
+        print_json(data)
+        return
+    out = Screen()
+    if data:
+        show_table(out, [column for column in TAG_COLUMNS if not (mine and column.heading == "USER")], data)
+    else:
+        out.print(f"Slurm shows no {'job of yours' if mine else 'job'} with a GPU or a tag")
+    if trouble:
+        out.print(plain(trouble))
+    out.print(plain(f"more is told where the controller can be asked; here: {away}"))
+    if data:
+        out.print(source_text(data))
 
 
 def job_text(run: _RunRow) -> str:
