@@ -323,7 +323,7 @@ def test_hook_and_agent_must_mean_the_same_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "outcome"),
-    [("", "ok"), ("65534", "ok"), ("60", "ok"), ("10", "ok"), ("5", "warn"), ("1", "warn")],
+    [("", "ok"), ("65534", "ok"), ("60", "ok"), ("10", "ok"), ("9", "warn"), ("6", "fail"), ("1", "fail")],
 )
 def test_the_time_of_hooks(value: str, outcome: str) -> None:
     assert timeout_finding(value).outcome == outcome

@@ -17,6 +17,7 @@ _MODULES: Final = {
     "controller": "controller",
     "doctor": "doctor",
     "fit-predictor": "fit_predictor",
+    "hooks": "hooks.command",
     "job": "job",
     "jobs": "jobs",
     "limit": "limit",

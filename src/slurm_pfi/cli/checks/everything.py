@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +20,7 @@ CHECKS: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     slurm.users,
     slurm.risks,
     hooks.hooks,
+    hooks.others,
     hooks.plugin,
     slurm.node_sets,
     gpus.gpus,
@@ -27,6 +28,16 @@ CHECKS: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     daemons.controller,
     daemons.agent,
 )
+
+
+HOOK_CHECKS: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
+    slurm.slurm_files,
+    slurm.risks,
+    hooks.hooks,
+    hooks.others,
+    hooks.plugin,
+)
+"""What 'slurm-pfi hooks check' looks at: files alone."""
 
 
 def gather(config: Config, config_file: Path, declared: dict[str, int], node: str) -> Facts:
@@ -50,9 +61,11 @@ def gather(config: Config, config_file: Path, declared: dict[str, int], node: st
     )
 
 
-def run_checks(facts: Facts) -> Iterator[Finding]:
-    """Each check's findings; one that breaks is told as unseen and harms no other."""
-    for check in CHECKS:
+def run_checks(
+    facts: Facts, checks: Sequence[Callable[[Facts], Iterator[Finding]]] | None = None
+) -> Iterator[Finding]:
+    """Findings of these checks, or all; one that breaks is told as unseen and harms no other."""
+    for check in CHECKS if checks is None else checks:
         try:
             yield from check(facts)
         except Exception as error:  # whatever a site's files may hold, the rest must be looked at

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
-import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
+from ..hooks.scripts import DEADLINE_S, OURS, Hook, is_current, is_ours, is_stub, settings_of
 from .finding import Facts, Finding
 
-Hook: TypeAlias = Literal["Prolog", "Epilog"]
-OURS: Final[dict[Hook, str]] = {"Prolog": "slurm-pfi-prolog", "Epilog": "slurm-pfi-epilog"}
 PLUGIN: Final = "slurm_pfi.so"
 SHORTEST_TIMEOUT_S: Final = 10
 _MOST_BYTES: Final = 256 * 1024
-_STATE_DIR: Final = re.compile(r"^state_dir=(.*)$", re.MULTILINE)
+_SETS_LIMITS: Final = re.compile(
+    r"^[^#\n]*\b(?:nvidia-smi\b[^#\n]*\s(?:-pl|--power-limit|-gpp|-r|--gpu-reset)\b|dcgmi\s+config\b[^#\n]*-P\b)",
+    re.MULTILINE,
+)
 
 
 def hooks(facts: Facts) -> Iterator[Finding]:
@@ -46,25 +48,24 @@ def hook_findings(
             word, "warn", f"slurm.conf has no {hook}: no run is ever seen", f"set {hook}= to {ours}"
         )
         return
-    files: list[Path] = []
     for value in values:
-        if glob.has_magic(value):
-            found = _matching(str(conf_dir / value))
-            if not found and is_node:
-                yield Finding(
-                    word,
-                    "fail",
-                    f"{hook}={value} matches no file on this node: Slurm drains it at the next job",
-                    f"put {ours} into that folder, or take {hook} out of slurm.conf",
-                )
-            files += found
-        else:
-            files.append(conf_dir / value)
+        if is_node and glob.has_magic(value) and not _matching(str(conf_dir / value)):
+            yield Finding(
+                word,
+                "fail",
+                f"{hook}={value} matches no file on this node: Slurm drains it at the next job",
+                f"put {ours} into that folder, or take {hook} out of slurm.conf",
+            )
+    files = _files(values, conf_dir)
     damaged = [finding for path in files if (finding := _damage(hook, path, is_node=is_node))]
     yield from damaged
-    mine = [
-        (path, text) for path in files if (text := _text(path)) is not None and _is_ours(path, text, ours)
-    ]
+    for path in files:
+        if is_stub(hook, _text(path) or ""):
+            todo = f"'slurm-pfi hooks remove' deletes it, 'slurm-pfi hooks install' puts {ours} back"
+            yield Finding(
+                word, "warn", f"{path} is what a removal left and does nothing: no run is seen", todo
+            )
+    mine = [(path, text) for path in files if (text := _text(path)) is not None and _leads_to(hook, text)]
     if not mine:
         unseen = [str(path) for path in files if _text(path) is None]
         if unseen and not any(finding.outcome == "fail" for finding in damaged):
@@ -76,10 +77,18 @@ def hook_findings(
                 word,
                 "warn",
                 f"{hook}={','.join(values)} does not lead to {ours}: no run is seen",
-                f"add {ours} to it",
+                "run 'slurm-pfi hooks install', which says what else is to be done",
             )
         return
-    yield _state_dir_finding(word, *mine[0], state_dir)
+    yield _settings_finding(hook, *mine[0], state_dir)
+
+
+def _files(values: tuple[str, ...], conf_dir: Path) -> list[Path]:
+    """All files that slurm.conf's values mean, in the order in which Slurm runs them."""
+    files: list[Path] = []
+    for value in values:
+        files += _matching(str(conf_dir / value)) if glob.has_magic(value) else [conf_dir / value]
+    return files
 
 
 def _matching(pattern: str) -> list[Path]:
@@ -102,9 +111,14 @@ def _damage(hook: Hook, path: Path, *, is_node: bool) -> Finding | None:
     if not stat.S_ISREG(about.st_mode) or not about.st_mode & 0o111:
         text = f"{path} is not an executable file: Slurm drains the node at the next job"
         return Finding(word, "fail", text, f"chmod 0755 {path}, or move it out of the folder of hooks")
-    if about.st_mode & 0o022:
-        text = f"{path} may be written by others (mode {stat.S_IMODE(about.st_mode):04o}), and root runs it"
-        return Finding(word, "fail", text, f"chmod 0755 {path}")
+    for file in (path, path.parent):
+        mode = file.stat().st_mode
+        if mode & 0o022:
+            text = f"{file} may be written by others (mode {stat.S_IMODE(mode):04o}), and root runs "
+            return Finding(word, "fail", text + ("it" if file == path else path.name), f"chmod 0755 {file}")
+    if os.statvfs(path).f_flag & os.ST_NOEXEC:
+        text = f"{path} lies on a file system mounted noexec: Slurm drains the node at the next job"
+        return Finding(word, "fail", text, "put it elsewhere")
     return None
 
 
@@ -117,30 +131,71 @@ def _text(path: Path) -> str | None:
         return None
 
 
-def _is_ours(path: Path, text: str, ours: str) -> bool:
-    """Our script under any name, or another one that calls it."""
-    return path.name == ours or ours in text
+def _leads_to(hook: Hook, text: str) -> bool:
+    """Our script itself, or another one that names it."""
+    return OURS[hook] in text and not is_stub(hook, text)
 
 
-def _state_dir_finding(word: str, path: Path, text: str, state_dir: Path) -> Finding:
-    """The hook must write where the agent reads."""
-    match = _STATE_DIR.search(text)
-    try:
-        written = shlex.split(match[1]) if match else []
-    except ValueError:
-        written = []
-    if not written:
-        return Finding(
-            word, "ok", f"leads to {OURS['Prolog' if word == 'prolog' else 'Epilog']} by way of {path}"
-        )
-    if Path(written[0]).resolve() != state_dir.resolve():
+def _settings_finding(hook: Hook, path: Path, text: str, state_dir: Path) -> Finding:
+    """The hook must write where the agent reads, and say its faults where somebody does."""
+    word = hook.lower()
+    settings = settings_of(text)
+    if settings is None:
+        return Finding(word, "ok", f"leads to {OURS[hook]} by way of {path}")
+    install = "run 'slurm-pfi hooks install'"
+    if Path(settings.state_dir).resolve() != state_dir.resolve():
         return Finding(
             word,
             "fail",
-            f"{path} works in {written[0]}, the agent in {state_dir}: no run is seen",
-            f"write state_dir={state_dir} into {path}, or change node.state_dir",
+            f"{path} works in {settings.state_dir}, the agent in {state_dir}: no run is seen",
+            f"{install}, or change node.state_dir",
         )
-    return Finding(word, "ok", f"{path} works in {written[0]}")
+    log = Path(settings.log_file)
+    if not log.is_char_device() and not log.is_file():
+        return Finding(
+            word, "warn", f"{path} says its faults in {log}, which is not there: nobody reads them", install
+        )
+    if is_ours(hook, text) and not is_current(hook, text):
+        return Finding(word, "warn", f"{path} is of another version of slurm-pfi", install)
+    return Finding(word, "ok", f"{path} works in {settings.state_dir}, faults go to {log}")
+
+
+def others(facts: Facts) -> Iterator[Finding]:
+    """The site's own hooks beside ours: their order, and those that set power limits themselves."""
+    if facts.slurm is None:
+        return
+    for hook in OURS:
+        values = tuple(value for value in facts.slurm.values.get(hook.lower(), ()) if value)
+        files = [(path, _text(path) or "") for path in _files(values, facts.slurm_conf.parent)]
+        yield from order_findings(hook, files)
+        yield from limit_findings(hook, files)
+
+
+def order_findings(hook: Hook, files: list[tuple[Path, str]]) -> Iterator[Finding]:
+    """Slurm stops at the first hook that fails: what ours has written then has nobody to remove it, or the reverse."""
+    places = [place for place, (_, text) in enumerate(files) if is_ours(hook, text)]
+    if not places:
+        return
+    if hook == "Prolog" and places[-1] < len(files) - 1:
+        why = "if one of them refuses the job, its job file is left until the controller finds out"
+        after = ", ".join(path.name for path, _ in files[places[-1] + 1 :])
+        yield Finding(
+            "prolog order", "warn", f"{after} run after ours: {why}", "let ours be the last by its name"
+        )
+    if hook == "Epilog" and places[0] > 0:
+        why = "if one of them fails, the job file is left until the controller finds out"
+        before = ", ".join(path.name for path, _ in files[: places[0]])
+        yield Finding(
+            "epilog order", "warn", f"{before} run before ours: {why}", "let ours be the first by its name"
+        )
+
+
+def limit_findings(hook: Hook, files: list[tuple[Path, str]]) -> Iterator[Finding]:
+    """Other writers of limits: above a cap of ours they are set back and told as a conflict at every job."""
+    setters = [str(path) for path, text in files if not is_ours(hook, text) and _SETS_LIMITS.search(text)]
+    if setters:
+        text = f"{', '.join(setters)} sets power limits or resets GPUs itself: inside a window each job is a conflict"
+        yield Finding(f"{hook.lower()} limits", "warn", text, "leave power limits to slurm-pfi on its nodes")
 
 
 def timeout_finding(value: str) -> Finding:
@@ -149,6 +204,14 @@ def timeout_finding(value: str) -> Finding:
     if not value or value in ("0", "65534"):
         return Finding(
             name, "ok", "PrologEpilogTimeout is not set: Slurm waits for a hanging hook without end"
+        )
+    if value.isascii() and value.isdigit() and int(value) <= DEADLINE_S:
+        text = f"PrologEpilogTimeout={value} is shorter than the {DEADLINE_S} s after which our hooks leave what hangs"
+        return Finding(
+            name,
+            "fail",
+            f"{text}: a file system that hangs drains nodes",
+            f"allow {SHORTEST_TIMEOUT_S} s or more",
         )
     if value.isascii() and value.isdigit() and int(value) < SHORTEST_TIMEOUT_S:
         return Finding(

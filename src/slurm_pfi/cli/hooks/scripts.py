@@ -1,0 +1,102 @@
+"""The texts of the hooks: ours with this site's paths, the one that does nothing, the one that runs two."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+Hook: TypeAlias = Literal["Prolog", "Epilog"]
+"""As slurm.conf(5) spells it."""
+
+OURS: Final[dict[Hook, str]] = {"Prolog": "slurm-pfi-prolog", "Epilog": "slurm-pfi-epilog"}
+IN_GLOB: Final[dict[Hook, str]] = {"Prolog": "zz-slurm-pfi-prolog", "Epilog": "00-slurm-pfi-epilog"}
+"""Slurm runs the files of a pattern in the order of their names and stops at the first that fails. So the job file is
+written last, after hooks that refuse a job or set GPUs their own way, and removed first."""
+WRAPPERS: Final[dict[Hook, str]] = {hook: f"{name}-and-site" for hook, name in OURS.items()}
+DEADLINE_S: Final = 6
+"""After this long our hooks end, whatever hangs."""
+
+_STUB: Final = "was removed and does nothing"
+_SETTING: Final = r"(?m)^{name}=(.*)$"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is set in a hook when it is installed."""
+
+    state_dir: str
+    log_file: str
+
+
+def rendered(hook: Hook, settings: Settings) -> bytes:
+    """Our hook with this site's paths."""
+    text = _packaged(hook)
+    for name in ("state_dir", "log_file"):
+        begin, found, rest = text.partition(f"\n{name}=")
+        if not found:
+            raise ValueError(f"{OURS[hook]} sets no {name}")
+        text = f"{begin}{found}{shlex.quote(getattr(settings, name))}\n{rest.partition(chr(10))[2]}"
+    return text.encode()
+
+
+def settings_of(text: str) -> Settings | None:
+    """The paths set in a hook of ours; None where there are none or they are not understood."""
+    found = {}
+    for name in ("state_dir", "log_file"):
+        line = re.search(_SETTING.format(name=name), text)
+        try:
+            words = shlex.split(line[1]) if line is not None else []
+        except ValueError:
+            return None
+        if len(words) != 1:
+            return None
+        found[name] = words[0]
+    return Settings(**found)
+
+
+def is_ours(hook: Hook, text: str) -> bool:
+    """Whether this is our hook itself, of whatever version; a script that calls it is not."""
+    return f">{OURS[hook]}[" in text and settings_of(text) is not None
+
+
+def is_current(hook: Hook, text: str) -> bool:
+    """Whether a hook of ours is the one of this version, whatever its paths."""
+    settings = settings_of(text)
+    return settings is not None and text.encode() == rendered(hook, settings)
+
+
+def stub(hook: Hook) -> bytes:
+    """A hook in place of ours that may be run at any time until its file goes."""
+    return (
+        f"#!/bin/sh\n# {OURS[hook]} {_STUB}: 'slurm-pfi hooks remove' deletes this file.\nexit 0\n".encode()
+    )
+
+
+def is_stub(hook: Hook, text: str) -> bool:
+    """Whether this is what `stub` gives."""
+    return f"# {OURS[hook]} {_STUB}" in text
+
+
+def wrapper(hook: Hook, site: Path, ours: Path) -> bytes:
+    """A hook that runs the site's script and ours; only the site's can fail, as it would without us."""
+    its, mine = shlex.quote(str(site)), shlex.quote(str(ours))
+    body = f"{its} && {{ {mine} || :; }}" if hook == "Prolog" else f"{mine} || :\nexec {its}"
+    return f"#!/bin/sh\n# Runs the site's {hook} and slurm-pfi's; the site's exit status counts.\n{body}\n".encode()
+
+
+def wrapped_site(hook: Hook, text: str) -> Path | None:
+    """The site's script in a wrapper of ours, None when this is no such wrapper."""
+    lines = text.splitlines()
+    if len(lines) < 3 or "Runs the site's" not in lines[1] or OURS[hook] not in text:
+        return None
+    line = lines[2].partition(" && ")[0] if hook == "Prolog" else lines[-1].removeprefix("exec ")
+    words = shlex.split(line)
+    return Path(words[0]) if len(words) == 1 else None
+
+
+def _packaged(hook: Hook) -> str:
+    return files(__package__).joinpath("scripts", OURS[hook]).read_text("ascii")
