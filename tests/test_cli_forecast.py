@@ -352,6 +352,11 @@ def test_who_asks_in_a_loop_gets_the_same_offer_and_half_of_the_time_at_most(
 
 
 def test_job_ids_are_told_in_order_and_one_run_is_not_runs() -> None:
-    assert job_ids(["c:10.0", "c:7.0", "c:9.1", "c:9.0"]) == "7, 9, 9.1, 10"
+    assert job_ids(["c:10.0", "c:7.0", "c:9.1", "c:9.0"], {}) == "7, 9, 9.1, 10"
+
+
+def test_tasks_and_components_are_told_as_slurm_names_them() -> None:
+    names = {"c:12.0": "10_12", "c:13.0": "10_2", "c:21.1": "20+1"}
+    assert job_ids(["c:12.0", "c:21.1", "c:13.0", "c:9.0"], names) == "9, 10_2, 10_12, 20+1.1"
     assert counted(1, "run") == "1 run"
     assert counted(2, "run") == "2 runs"

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
@@ -121,6 +122,16 @@ def console() -> Console:
     if made.is_terminal or os.environ.get("COLUMNS", "").isdigit():
         return made
     return Console(highlight=False, emoji=False, width=_PIPE_WIDTH)
+
+
+def job_name(run: str, names: Mapping[str, str]) -> str:
+    """``cluster:1234.0`` as Slurm's commands name the job, with the restart if there was one: ``1234``, ``80+1.1``.
+
+    ``names``: how a task of an array (``77_3``) or a component (``80+1``) is named, by run.
+    """
+    job, _, restart = run.rpartition(":")[2].partition(".")
+    name = names.get(run) or job
+    return name if restart in ("", "0") else f"{name}.{restart}"
 
 
 def percent(share: float | None, digits: int = 1) -> str:

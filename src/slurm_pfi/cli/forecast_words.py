@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ..units import format_power
-from .common import SIMULATED, percent
+from .common import SIMULATED, job_name, percent
 
 MOST_NAMES: Final = 8
 
@@ -31,14 +32,13 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def job_ids(runs: Sequence[str]) -> str:
-    """``cluster:12.0`` and the like as the first few job ids, in order; a requeued job's with its restart."""
-    words = (run.rpartition(":")[2].removesuffix(".0") for run in runs)
-    return beside(sorted(words, key=_in_order))
+def job_ids(runs: Sequence[str], names: Mapping[str, str]) -> str:
+    """The first few jobs of these runs, in order. ``names``: see ``job_name``."""
+    return beside(sorted((job_name(run, names) for run in runs), key=_in_order))
 
 
-def _in_order(job_id: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in job_id.split(".") if part.isdecimal())
+def _in_order(name: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall("[0-9]+", name))
 
 
 def beside(words: Sequence[str]) -> str:
@@ -66,7 +66,8 @@ def standing_lines(standing: dict[str, Any]) -> Iterator[str]:
         hidden = counted(standing["unreached_hidden"], "run")
         yield f"In no figure of loss, for no plan may cap their GPUs: {hidden} of others."
     if standing["unreached"]:
-        yield f"In no figure of loss, for no plan may cap their GPUs: jobs {job_ids(standing['unreached'])}."
+        jobs = job_ids(standing["unreached"], standing["names"])
+        yield f"In no figure of loss, for no plan may cap their GPUs: jobs {jobs}."
 
 
 def uncapped_lines(uncapped: dict[str, int], total_mw: int) -> Iterator[str]:

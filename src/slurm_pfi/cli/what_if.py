@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import click
@@ -192,11 +192,11 @@ def _notes(data: dict[str, Any]) -> Iterator[str]:
     if floors := [
         run for run in runs if run["at_floor"] and not run["floor_passed"] and run["reduction"] > 0
     ]:
-        yield f"At their floor, they give no more: {job_ids([run['run'] for run in floors])}."
+        yield f"At their floor, they give no more: {_jobs(floors)}."
     if passed := [run for run in runs if run["floor_passed"]]:
-        yield f"Past their floor, below what their users were promised: {job_ids([run['run'] for run in passed])}."
+        yield f"Past their floor, below what their users were promised: {_jobs(passed)}."
     if data["waiting"]:
-        yield f"Would wait for power at the park cap: {job_ids(data['waiting'])}."
+        yield f"Would wait for power at the park cap: {job_ids(data['waiting'], data['names'])}."
     if data["parked_gpus"]:
         yield (
             f"GPUs without a run: {data['parked_gpus']}. They count at the park cap,"
@@ -208,6 +208,10 @@ def _notes(data: dict[str, Any]) -> Iterator[str]:
         measured = sum(1 for run in runs if run["measured"])
         others = "" if measured == len(runs) else "; of the others: as published curves of other jobs have it"
         yield f"Curves measured here: {measured} of {counted(len(runs), 'run')}{others}."
+
+
+def _jobs(runs: Sequence[dict[str, Any]]) -> str:
+    return job_ids([run["run"] for run in runs], {run["run"]: run["spec"] for run in runs})
 
 
 def _policy(data: dict[str, Any]) -> Iterator[str]:
@@ -249,7 +253,7 @@ def _note(run: dict[str, Any]) -> str:
 
 
 _COLUMNS: Final = (
-    Column("JOB", lambda run: job_ids([run["run"]]), side="right"),
+    Column("JOB", lambda run: _jobs([run]), side="right"),
     Column("USER", lambda run: run["user"] or "?", clip=5, drop=4),
     Column("FLEX", lambda run: run["flex"] or "?", side="right", drop=3),
     Column("GPUS", lambda run: str(run["gpus"]), side="right", drop=2),

@@ -6,7 +6,7 @@ a figure of the site as it would be uncapped, also while a window is open.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -110,6 +110,7 @@ def what_if(state: State, config: Config, science: Science, target: Target, now_
         emergency_mw = basis.shares(limit_mw, emergency=True).shortfall_mw + max(0, less_mw - total_mw)
     made = cut_of(basis, shares)
     parked = _parked(basis, shares)
+    waiting = tuple(one.members[-1] for one in _left_waiting(basis, shares)) if binds else ()
     return WhatIf(
         target=target,
         limit_mw=limit_mw,
@@ -127,16 +128,23 @@ def what_if(state: State, config: Config, science: Science, target: Target, now_
         runs=_forecasts(basis, made) if binds else (),
         gpus=round(float(made.gpus.sum())),
         loss=total_loss(basis, made),
-        waiting=tuple(str(one.members[-1]) for one in _left_waiting(basis, shares)) if binds else (),
+        waiting=tuple(str(run) for run in waiting),
         parked_gpus=len(parked),
         parked_mw=sum(gpu.park_mw for gpu in parked),
         parked_draw_mw=sum(basis.draws_mw[gpu.key] for gpu in parked),
         certificate=_certificate(basis, made, limit_mw, emergency=target.emergency) if binds else _UNCUT,
         standing=basis.standing,
+        names=names_of(state, waiting),
     )
 
 
 _UNCUT: Final = Certificate(informed=False, step=None, gain=None)
+
+
+def names_of(state: State, runs: Iterable[Run]) -> dict[str, str]:
+    """How Slurm's commands name those of the runs that are a task or a component, by run."""
+    specs = ((run, state.runs[run].spec) for run in runs)
+    return {str(run): spec for run, spec in specs if spec != str(run.job_id)}
 
 
 def least_limit_mw(basis: Basis, *, emergency: bool = False) -> int:
@@ -159,6 +167,7 @@ def look_at(state: State, config: Config, science: Science, now_ns: int) -> Basi
     baselines = {run: ("bounded", None) if run in shared else _baseline(state.runs[run]) for run in running}
     draws_mw, uncapped = _uncapped(state, config, site, baselines, frozenset(silent))
     reached = {run for one in asking for run in one.members}
+    unreached = tuple(run for run in running if run not in reached)
     standing = Standing(
         cluster=config.cluster,
         policy=config.policy.name,
@@ -168,7 +177,8 @@ def look_at(state: State, config: Config, science: Science, now_ns: int) -> Basi
         enforces=any(node.mode == "enforce" for node in state.nodes.values()),
         simulated=config.simulated,
         silent=silent,
-        unreached=tuple(str(run) for run in running if run not in reached),
+        unreached=tuple(str(run) for run in unreached),
+        names=names_of(state, unreached),
     )
     return Basis(state, config, site, knowledge, asking, baselines, uncapped, draws_mw, standing)
 
@@ -286,6 +296,7 @@ def _forecasts(basis: Basis, made: Cut) -> tuple[RunForecast, ...]:
         found.append(
             RunForecast(
                 run=str(run),
+                spec=view.spec,
                 job_id=run.job_id,
                 restart=run.restart,
                 user=None if view.job is None else view.job.user_name,

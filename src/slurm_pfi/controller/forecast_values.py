@@ -55,10 +55,12 @@ class RunForecast(Frozen, frozen=True, kw_only=True):
     """One run under the limit. Powers of one GPU; ``draw_mw`` uncapped, the prior limit where ``baseline`` is bounded.
 
     ``reduction`` and ``loss`` (0..1) are the most they can be where the baseline is bounded. ``measured``: whether
-    anything measured of this run, or of its kin, went into its curve.
+    anything measured of this run, or of its kin, went into its curve. ``spec`` is how Slurm's commands name its job:
+    ``77_3`` a task, ``80+1`` a component.
     """
 
     run: str
+    spec: str
     job_id: int
     restart: int
     user: str | None
@@ -93,7 +95,7 @@ class Standing(Frozen, frozen=True, kw_only=True):
     ``window_mw``: the limit that holds now, None without a window. ``enforces``: whether any node is in that mode.
     ``simulated``: the GPUs are. ``silent``: nodes that do not answer or take no plan; ``unreached``: runs on them, and
     others that no plan may cap; they are in no figure of loss. ``unreached_hidden``: more such runs, which the reader
-    may not see.
+    may not see. ``names``: those of the unreached that are tasks or components, as Slurm's commands name them, by run.
     """
 
     cluster: str
@@ -106,6 +108,7 @@ class Standing(Frozen, frozen=True, kw_only=True):
     silent: tuple[str, ...]
     unreached: tuple[str, ...]
     unreached_hidden: int = 0
+    names: dict[str, str] = {}
 
 
 class WhatIf(Frozen, frozen=True, kw_only=True):
@@ -116,7 +119,7 @@ class WhatIf(Frozen, frozen=True, kw_only=True):
     nothing is not ``feasible``. Where the limit cannot be held, ``shortfall_mw`` is missing with every run as low as it
     may go (which the figures then show), and ``least_limit_mw`` is the lowest that can be held;
     ``emergency_shortfall_mw``: what an emergency limit would miss. ``runs_hidden``, ``waiting_hidden``: runs that are
-    in all sums and that the reader may not see.
+    in all sums and that the reader may not see. ``names``: those of the waiting that are tasks or components, by run.
     """
 
     target: Target
@@ -141,3 +144,4 @@ class WhatIf(Frozen, frozen=True, kw_only=True):
     standing: Standing
     runs_hidden: int = 0
     waiting_hidden: int = 0
+    names: dict[str, str] = {}

@@ -94,6 +94,7 @@ def private_what_if(found: WhatIf, asker: Asker, owners: dict[str, int | None]) 
         runs_hidden=len(found.runs) - len(runs),
         waiting=tuple(run for run in found.waiting if visible(run)),
         waiting_hidden=sum(1 for run in found.waiting if not visible(run)),
+        names={run: name for run, name in found.names.items() if visible(run)},
         standing=_private_standing(found.standing, asker, owners),
     )
 
@@ -153,7 +154,10 @@ def _private_given(run: Given, asker: Asker) -> Given:
 def _private_standing(standing: Standing, asker: Asker, owners: dict[str, int | None]) -> Standing:
     shown = tuple(run for run in standing.unreached if asker.may_see(owners.get(run)))
     return msgspec.structs.replace(
-        standing, unreached=shown, unreached_hidden=len(standing.unreached) - len(shown)
+        standing,
+        unreached=shown,
+        unreached_hidden=len(standing.unreached) - len(shown),
+        names={run: name for run, name in standing.names.items() if run in shown},
     )
 
 

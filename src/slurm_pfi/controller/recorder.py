@@ -265,7 +265,7 @@ class Recorder:
                 EndedRun(
                     run=str(run),
                     job_id=run.job_id,
-                    spec=str(run.job_id) if view.job is None else view.job.spec,
+                    spec=view.spec,
                     uid=None if view.job is None else view.job.user_id,
                     ended_unix_s=now_unix_s,
                     value=value,

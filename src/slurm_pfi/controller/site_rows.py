@@ -179,6 +179,7 @@ def run_facts(window_id: int, view: RunView, state: State, since: Work | None, n
     return RunFacts(
         window=window_id,
         run=str(view.run),
+        spec=shown["spec"],
         uid=None if job is None else job.user_id,
         user=shown["user"],
         account=None if job is None else job.account,

@@ -108,6 +108,11 @@ class RunView(Frozen, frozen=True, kw_only=True):
             return None if self.flex is None else self.flex.max_loss
         return min(self.flex.max_loss, self.deadline.max_loss)
 
+    @property
+    def spec(self) -> str:
+        """How Slurm's commands name its job: ``1234``, a task ``77_3``, a component ``80+1``."""
+        return str(self.run.job_id) if self.job is None else self.job.spec
+
 
 class WindowView(Frozen, frozen=True, kw_only=True):
     """The window that is open, or the rebound after it (``rebound``), as the last cycle saw it.

@@ -119,7 +119,7 @@ def run_view(view: RunView, state: State, now_ns: int) -> dict[str, Any]:
         "run": str(view.run),
         "job_id": view.run.job_id,
         "restart": view.run.restart,
-        "spec": str(view.run.job_id) if job is None else job.spec,
+        "spec": view.spec,
         "user": None if job is None else job.user_name,
         "partition": None if job is None else job.partition,
         "state": {"new": "being read", "waiting": "waiting for power"}.get(view.phase, view.phase),

@@ -74,10 +74,12 @@ class RunFacts(Frozen, frozen=True, kw_only=True):
     """What was known of a run in a window, the last word counts. Powers are per GPU.
 
     ``baseline_sd`` is relative. ``loss`` is the measured mean loss while capped, None where nobody measured it.
+    ``spec`` is how Slurm's commands name its job; empty in rows of a controller that did not write it.
     """
 
     window: int
     run: str
+    spec: str = ""
     uid: int | None = None
     user: str | None = None
     account: str | None = None

@@ -168,7 +168,7 @@ def _draws(run: Given) -> str:
 
 
 _RUNS: Final = (
-    Column("JOB", lambda run: words.job_of(run.facts.run), side="right"),
+    Column("JOB", lambda run: words.job_of(run.facts), side="right"),
     Column("USER", lambda run: run.facts.user or "?", clip=5, drop=2),
     Column("GPUS", lambda run: str(run.facts.gpus), side="right"),
     Column("FLEX", lambda run: run.facts.flex or "?", side="right", drop=1),

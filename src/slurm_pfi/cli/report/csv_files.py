@@ -43,7 +43,7 @@ def _site(report: WindowReport) -> str:
 
 def _runs(report: WindowReport) -> str:
     head = (
-        "run", "user", "account", "partition", "name", "gpu_model", "gpus", "nodes", "flex", "max_loss",
+        "run", "spec", "user", "account", "partition", "name", "gpu_model", "gpus", "nodes", "flex", "max_loss",
         "present_s", "baseline", "baseline_draw_w_per_gpu", "baseline_sd", "draw_w_per_gpu", "lowest_cap_w_per_gpu",
         "floor_w_per_gpu", "gave_w", "gave_sd_w", "reduction", "loss", "expected_loss", "lost_gpu_h", "floor_passed",
         "waited",
@@ -54,6 +54,7 @@ def _runs(report: WindowReport) -> str:
         rows.append(
             (
                 facts.run,
+                facts.spec,
                 facts.user,
                 facts.account,
                 facts.partition,

@@ -175,7 +175,7 @@ def _runs(report: WindowReport) -> str:
 
 def _card(report: WindowReport, run: Given) -> str:
     facts = run.facts
-    job = words.job_of(facts.run)
+    job = words.job_of(facts)
     who = f"{text((facts.user or '?')[:20])}, {words.count(facts.gpus, 'GPU')}"
     told = [
         f"gave {words.power(run.gave_mw)}",

@@ -8,8 +8,9 @@ from typing import Final
 
 from ...controller.outcome import Given, WindowReport
 from ...store.rows import EventRow
+from ..common import job_name
 from .charts import bar, text
-from .words import UNKNOWN, count, job_of, note, percent, power, utc
+from .words import UNKNOWN, count, job_of, names_of, note, percent, power, utc
 
 MOST_RUNS: Final = 40
 MOST_EVENTS: Final = 120
@@ -45,7 +46,7 @@ def _job(run: Given) -> str:
     name = f'<span class="sub">{_short(run.facts.name)}</span>' if run.facts.name else ""
     remark = note(run)
     told = f'<span class="sub note">{text(remark)}</span>' if remark else ""
-    return f"{text(job_of(run.facts.run))}{name}{told}"
+    return f"{text(job_of(run.facts))}{name}{told}"
 
 
 def runs_table(report: WindowReport) -> str:
@@ -122,11 +123,12 @@ def events_table(report: WindowReport) -> str:
     begin_s, end_s = report.window.opened_unix_s - 60.0, report.until_unix_s + 60.0
     own = [event for event in report.events if begin_s <= event.unix_s <= end_s]
     shown, left = excerpt(own)
+    names = names_of(report)
     if not shown:
         return '<p class="none">Nothing was recorded.</p>'
     rows = "".join(
         f'<tr><td class="num">{utc(event.unix_s, "%H:%M:%S")}</td>'
-        f"<td>{text(job_of(event.run)) if event.run else 'site'}</td><td>{text(event.text)}</td></tr>"
+        f"<td>{text(job_name(event.run, names)) if event.run else 'site'}</td><td>{text(event.text)}</td></tr>"
         for event in shown
     )
     more = f'<p class="none">{count(left, "more entry").replace("entrys", "entries")} in the CSV file of events.</p>'

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from ...controller.outcome import Given, WindowReport
-from ...store.rows import DRAW_BEFORE_S, EventRow, WindowRow
+from ...store.rows import DRAW_BEFORE_S, EventRow, RunFacts, WindowRow
 from ...units import format_duration, format_power
+from ..common import job_name
 
 UNKNOWN: Final = "not known"
 HELD: Final = 1.005
@@ -71,10 +72,14 @@ def gpu_hours(hours: float) -> str:
     return f"{hours:.2f} GPU-hours" if abs(hours) >= 0.1 or hours == 0 else f"{hours:.3f} GPU-hours"
 
 
-def job_of(run: str) -> str:
-    """``cluster:1234.0`` as people name it: the restart only if there was one."""
-    job = run.rpartition(":")[2]
-    return job.removesuffix(".0")
+def job_of(facts: RunFacts) -> str:
+    """A run as Slurm's commands name its job, with the restart only if there was one."""
+    return job_name(facts.run, {facts.run: facts.spec})
+
+
+def names_of(report: WindowReport) -> dict[str, str]:
+    """How Slurm's commands name the jobs of a window's runs, by run."""
+    return {run.facts.run: run.facts.spec for run in report.runs if run.facts.spec}
 
 
 def count(number: int, thing: str) -> str:
@@ -197,8 +202,8 @@ def left_out(report: WindowReport) -> str:
 
 def promises(report: WindowReport) -> str:
     """What was not held, floors passed, and runs that waited."""
-    passed = [job_of(run.facts.run) for run in report.runs if run.floor_passed]
-    waited = [job_of(run.facts.run) for run in report.runs if run.waited]
+    passed = [job_of(run.facts) for run in report.runs if run.floor_passed]
+    waited = [job_of(run.facts) for run in report.runs if run.waited]
     parts = []
     if any(
         event.kind == "infeasible" and "cannot" in event.text
