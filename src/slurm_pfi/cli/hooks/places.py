@@ -81,11 +81,11 @@ def name_in(hook: Hook, pattern: str) -> Path:
         raise RefusedError(
             f"{hook}={pattern} means more than one folder: name one, or copy the hook there yourself"
         )
-    for name in (IN_GLOB[hook], f"{IN_GLOB[hook]}.sh", f"{OURS[hook]}", f"{OURS[hook]}.sh"):
+    for name in (f"{name}{suffix}" for suffix in ("", ".sh") for name in IN_GLOB[hook]):
         if not last.startswith(".") and fnmatchcase(name, last):
             return Path(folder) / name
     raise RefusedError(
-        f"{hook}={pattern} matches no name that we would choose ({IN_GLOB[hook]}, with or without .sh)"
+        f"{hook}={pattern} matches none of the names that we would choose ({', '.join(IN_GLOB[hook])}, also with .sh)"
     )
 
 

@@ -62,6 +62,8 @@ def plan_install(site: Site, settings: Settings, *, wrap: bool) -> Plan:
     steps: list[Step] = []
     todo: list[str] = []
     lines: list[str] = []
+    if not f"{settings.state_dir}{settings.log_file}".isprintable():
+        raise RefusedError("node.state_dir and node.hook_log must be printable to be written into a script")
     _log(settings.log_file, steps)
     for hook in INSTALLED:
         place = site.place(hook)

@@ -13,9 +13,13 @@ Hook: TypeAlias = Literal["Prolog", "Epilog"]
 """As slurm.conf(5) spells it."""
 
 OURS: Final[dict[Hook, str]] = {"Prolog": "slurm-pfi-prolog", "Epilog": "slurm-pfi-epilog"}
-IN_GLOB: Final[dict[Hook, str]] = {"Prolog": "zz-slurm-pfi-prolog", "Epilog": "00-slurm-pfi-epilog"}
-"""Slurm runs the files of a pattern in the order of their names and stops at the first that fails. So the job file is
-written last, after hooks that refuse a job or set GPUs their own way, and removed first."""
+IN_GLOB: Final[dict[Hook, tuple[str, ...]]] = {
+    "Prolog": ("zz-slurm-pfi-prolog", "99-slurm-pfi-prolog", "slurm-pfi-prolog"),
+    "Epilog": ("00-slurm-pfi-epilog", "aa-slurm-pfi-epilog", "slurm-pfi-epilog"),
+}
+"""Names in a folder with a pattern, the best first. Slurm runs the files of a pattern in the order of their names and
+stops at the first that fails. So the job file is written last, after hooks that refuse a job or set GPUs their own way,
+and removed first."""
 WRAPPERS: Final[dict[Hook, str]] = {hook: f"{name}-and-site" for hook, name in OURS.items()}
 DEADLINE_S: Final = 6
 """After this long our hooks end, whatever hangs."""
