@@ -36,11 +36,11 @@ class Lie:
             self._slowed = (done - self._seen[1]) * 1e9 < SLOWED * (at_ns - self._seen[0])
         self._seen = at_ns, done
 
-    def report(self, counter: float) -> bool:
+    def report(self, counter: float, unit: str = "tokens", total: float | None = None) -> bool:
         """Report in place of the job."""
         self._told += (counter - self._true) * (self._factor if self._slowed else 1.0)
         self._true = counter
-        return report(self._told)
+        return report(self._told, unit, total)
 
 
 def main(argv: Sequence[str]) -> int:

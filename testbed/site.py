@@ -352,9 +352,17 @@ class Site(Daemons):
         """``slurm-pfi jobs --json``, by job id."""
         return {run["job_id"]: run for run in self.ask("jobs")}
 
-    def training(self, workload: str, *, seconds: float | None = None, lie: float | None = None) -> str:
+    def training(
+        self,
+        workload: str,
+        *,
+        seconds: float | None = None,
+        work_s: float | None = None,
+        lie: float | None = None,
+    ) -> str:
         """Shell text of a simulated training job, for scripts of a test's own; ``tokens`` finds what it logs."""
         length = "" if seconds is None else f" --seconds {seconds:g}"
+        length += "" if work_s is None else f" --work-s {work_s:g}"
         log = f"{self.root}/out/$SLURM_JOB_ID.jsonl"
         program = self._job.command if lie is None else self._job.lying(lie)
         return f'{program} --workload "{workload}" --log {log}{length}'
@@ -370,15 +378,17 @@ class Site(Daemons):
         partition: str = "main",
         where: str | None = None,
         seconds: float | None = None,
+        work_s: float | None = None,
         lie: float | None = None,
         more: Sequence[str] = (),
     ) -> int:
         """Submit a simulated training job of ``gpus`` GPUs a node, as an ordinary user; returns the job id.
 
         ``gres`` asks for something else than whole GPUs (``shard:2``).
-        ``lie``: how many times too fast its counter is while a cap slows it. ``more`` are further words for sbatch.
+        ``work_s``: it tells a total, of so much time without a cap, and ends with it. ``lie``: how many times too fast
+        its counter is while a cap slows it. ``more`` are further words for sbatch.
         """
-        command = self.training(workload, seconds=seconds, lie=lie)
+        command = self.training(workload, seconds=seconds, work_s=work_s, lie=lie)
         command = f"srun --ntasks-per-node=1 {command}" if nodes > 1 else f"exec {command}"
         arguments = [
             f"--job-name={workload.replace(' ', '-')}",

@@ -83,6 +83,8 @@ def test_an_unusable_file_is_refused_by_file_place_and_what_is_allowed(name: str
         ("[policy]\nnone_qos = [1]", "expected text in quotes, got a whole number"),
         ("[policy]\ndefault_flex = 'none'", "policy.default_flex = 'none'"),
         ("[policy]\ndefault_flex = 'auto'", "policy.default_flex = 'auto'"),
+        ("[policy]\ntime_limit_flex = 'tight'", "policy.time_limit_flex = 'tight'"),
+        ("[policy]\ncompensate_time_limit = 1", "policy.compensate_time_limit = 1"),
         ("[policy]\ndefault_flex = '0%'", "whole percentage from 1% to 100%"),
         ("[node]\nstate_dir = 'run'", "node.state_dir = 'run': write an absolute path"),
         ("[node]\nhook_log = 'log'", "node.hook_log = 'log': write an absolute path"),

@@ -148,7 +148,7 @@ def timeline(events: Sequence[_Told]) -> list[str]:
 def _promised(told: _Told) -> list[str]:
     if told["flex"] is None:
         return []
-    return [line for line in (_promised_floor(told), _promised_loss(told)) if line]
+    return [line for line in (_promised_floor(told), _promised_loss(told), *time_lines(told)) if line]
 
 
 def _promised_floor(told: _Told) -> str:
@@ -220,6 +220,26 @@ def _promised_loss(told: _Told) -> str:
         return f"{promise}: broken, it lost {percent(loss)} ({span(low, high)})"
     verdict = "probably kept" if loss <= most else "probably broken"
     return f"{promise}: {verdict}, it lost {percent(loss)} ({span(low, high)})"
+
+
+def time_lines(told: _Told) -> list[str]:
+    """How its work stands to Slurm's time limit, and what that was raised by. Not known of runs of former versions."""
+    lines: list[str] = []
+    deadline, most = told.get("deadline"), told["max_loss"]
+    if deadline is not None and most is not None and not ended(told):
+        needed, left = format_duration(deadline["needed_s"]), format_duration(deadline["left_s"])
+        stands = f"time limit: {left} left for {needed} of work without a cap"
+        lines.append(
+            {
+                "tight": f"{stands}; so its floor allows no more than {percent(deadline['max_loss'])}",
+                "late": f"{stands}: too little even without a cap, so what its flex allows counts",
+            }.get(deadline["verdict"], f"{stands}: it fits")
+        )
+    if given_s := told.get("given_s"):
+        lines.append(f"time limit raised by {given_s // 60} min for what caps have cost it")
+    if note := told.get("raise_note"):
+        lines.append(f"time limit not raised by all that caps have cost it: {note}")
+    return lines
 
 
 def _promised_none(told: _Told) -> str:

@@ -262,6 +262,9 @@ def job_view(
         "by_curves": _by_curves(view, knowledge, model),
         "by_activity": None if (shown := lost_by_activity(record)) is None else shown._asdict(),
         "cost": _cost(record),
+        "deadline": None if view.deadline is None else msgspec.to_builtins(view.deadline),
+        "given_s": view.given_s,
+        "raise_note": view.raise_note,
         "limit": None
         if window is None or view.target_cap_mw is None
         else {"limit_mw": window.limit_mw, "ids": list(window.limit_ids)},

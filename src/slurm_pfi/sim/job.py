@@ -77,10 +77,18 @@ class Training:
         self._workload = workload
         self._work: dict[GpuKey, float] = {}
         self.tokens = 0.0
+        self.total: float | None = None
 
-    def begin(self, work: Mapping[GpuKey, float]) -> None:
-        """From this reading on the GPUs named in it work together."""
+    def begin(self, work: Mapping[GpuKey, float], work_s: float | None = None) -> None:
+        """From this reading on the GPUs named in it work together; for so many seconds without a cap, or on and on."""
         self._work = dict(work)
+        if work_s is not None:
+            self.total = self._workload.tokens_per_s_on(len(work)) * work_s
+
+    @property
+    def done(self) -> bool:
+        """Whether all of its work is done."""
+        return self.total is not None and self.tokens >= self.total
 
     def advance(self, work: Mapping[GpuKey, float]) -> None:
         """Count the tokens since the last reading. A GPU that no longer works for the job stalls it."""
@@ -144,17 +152,23 @@ def _write_log(log: TextIO | None, at_ns: int, tokens: float) -> None:
 
 
 def train(
-    gpus: Gpus, workload: ModelJob, *, seconds: float, report_interval_s: float, log: TextIO | None
+    gpus: Gpus,
+    workload: ModelJob,
+    *,
+    seconds: float,
+    work_s: float | None,
+    report_interval_s: float,
+    log: TextIO | None,
 ) -> bool:
-    """Train until the time is over or a signal comes (then True)."""
+    """Train until the time is over, the work is done, or a signal comes (then True)."""
     training = Training(workload)
     gpus.own.launch_kernel()
     if not _gather(gpus):
         return True
     at_ns, work = gpus.work()
-    training.begin(work)
+    training.begin(work, work_s)
     _write_log(log, at_ns, training.tokens)
-    report(training.tokens)
+    report(training.tokens, total=training.total)
     start_s = time.monotonic()
     next_tick_s, next_step_s, next_report_s = start_s + TICK_S, start_s + STEP_S, start_s + report_interval_s
     while True:
@@ -165,10 +179,10 @@ def train(
         if now_s >= next_step_s and not ended:
             gpus.own.launch_kernel()
             next_step_s = max(next_step_s + STEP_S, now_s)
-        done = ended or now_s - start_s >= seconds
+        done = ended or training.done or now_s - start_s >= seconds
         if now_s >= next_report_s or done:
             _write_log(log, at_ns, training.tokens)
-            report(training.tokens)
+            report(training.tokens, total=training.total)
             next_report_s = max(next_report_s + report_interval_s, now_s)
         if done:
             return ended
@@ -181,6 +195,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--workload", required=True, help="a model job: " + ", ".join(sorted(model_jobs())))
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end after this time")
+    parser.add_argument(
+        "--work-s", type=float, help="tell a total, of so many seconds of work without a cap, and end with it"
+    )
     parser.add_argument("--report-interval-s", type=float, default=0.5, help="between progress reports")
     parser.add_argument("--log", type=Path, help="token log, JSON lines; ranks above 0 append .<rank>")
     return parser.parse_args(argv)
@@ -209,6 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             gpus,
             workload,
             seconds=arguments.seconds,
+            work_s=arguments.work_s,
             report_interval_s=arguments.report_interval_s,
             log=log,
         )
