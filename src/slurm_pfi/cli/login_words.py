@@ -35,7 +35,7 @@ JOB_UNKNOWN: Final = (
     *("simulated", "uid", "gpu_model", "prior_mw", "mode", "default_flex", "first_seen_unix_s"),
     *("baseline_rate", "baseline_sd", "reporting", "unit", "doubt", "measured", "shared_capped", "learned"),
     *("expected_loss_sd", "curve", "by_curves", "by_activity", "limit", "asked_unix_s", "events"),
-    *("events_trouble", "other_runs"),
+    *("events_trouble", "other_runs", "deadline", "given_s", "raise_note"),
 )
 COST_UNKNOWN: Final = (
     *("known_s", "drawn_wh", "done", "lost", "lost_low", "lost_high", "loss_capped", "loss_capped_low"),
