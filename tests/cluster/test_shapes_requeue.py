@@ -1,0 +1,137 @@
+"""Runs of one job id: requeued to another node, restarted after a node died, cancelled in the prolog, out of time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import uuid
+
+import pytest
+
+from testbed import gpus
+from testbed.processes import processes_naming
+from testbed.site import Site
+
+from ..shape_site import (
+    gpus_of,
+    open_limit,
+    runs,
+    wait_capped,
+    wait_nothing_known,
+    wait_states,
+    wait_tagged,
+)
+from ..site_fixture import (
+    DEFAULT_MW,
+    PARK_MW,
+    TRAIN,
+    caps_mw,
+    controller_audit,
+    small_site,
+    wait_as,
+)
+
+pytestmark = pytest.mark.cluster
+
+SITE_OPTIONS = small_site(times={"response_s": 4, "start_grace_s": 2})
+
+
+def ended(site: Site, name: str) -> list[str]:
+    """Why the controller took a run for ended; empty text where its node said so."""
+    return [
+        record.get("reason", "")
+        for record in controller_audit(site, "ended")
+        if record["run"] == f"pfi:{name}"
+    ]
+
+
+def lose_power(site: Site, node: str, job: int) -> None:
+    """Everything on the node ends at once, slurmd, its one job and the agent; what lies on its disk stays."""
+    site.cluster.stop_slurmd(node, signal.SIGKILL)
+    doomed = processes_naming(site.cluster.layout.root, below=f"slurmstepd: [{job}.")
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # none may tell of the others' end
+        for pid in doomed:
+            os.kill(pid, number)
+    site.kill(node)
+
+
+def boot(site: Site, node: str) -> None:
+    """Another boot: no limit has outlived it, which nobody of us did, and the agent comes before slurmd."""
+    (site.root / "identity" / node / "boot_id").write_text(f"{uuid.uuid4()}\n")
+    with gpus.Node(site.sim_dir(node)) as simulated:
+        for gpu in simulated.snapshot():
+            told = {"node": node, "uuid": gpu.uuid, "mono_ns": time.monotonic_ns(), "mw": gpu.default_mw}
+            site.foreign.append(told)
+            simulated.reset(gpu.uuid)
+    site.start_agent(node)
+    site.cluster.start_slurmd(node)
+
+
+def test_a_requeued_job_is_a_new_run_on_another_node(site: Site) -> None:
+    job = site.submit(TRAIN, gpus=2, flex="high", where=None)
+    site.wait_training(job)
+    wait_states(site, {f"{job}.0": "admitted"})
+    (first,) = gpus_of(site, f"{job}.0")
+    (other,) = {"n1", "n2"} - {first}
+    open_limit(site, 4400)
+    wait_capped(site, f"{job}.0")
+    wait_tagged(site, {str(job): "high"})
+    site.cluster.scontrol("update", f"node={first}", "state=drain", "reason=test")
+    try:
+        site.cluster.requeue(job)
+    finally:
+        site.cluster.scontrol("update", f"node={first}", "state=resume")
+    wait_states(site, {f"{job}.1": "admitted"})
+    wait_capped(site, f"{job}.1")
+    assert gpus_of(site, f"{job}.1").keys() == {other}
+    assert set(caps_mw(site, first)) == {PARK_MW}
+    assert ended(site, f"{job}.0")
+    wait_tagged(site, {str(job): "high"})
+    told = site.cli("job", f"{job}.0").stdout
+    assert "ended" in told, told
+    site.cluster.cancel_all()
+    wait_nothing_known(site)
+
+
+def test_a_node_dies_and_its_job_runs_on_elsewhere_under_the_same_id(site: Site) -> None:
+    """And the node boots with its old job file and journal, and takes a new job: nothing of the old run is left."""
+    job = site.submit(TRAIN, gpus=4, flex="high", where="n1", more=["--requeue"])
+    site.wait_training(job)
+    wait_states(site, {f"{job}.0": "admitted"})
+    open_limit(site, 6000)  # 400 W more than n1 at its worst, 500 W for each GPU of both
+    wait_as("n2 is parked", lambda: set(caps_mw(site, "n2")) == {PARK_MW})
+    lose_power(site, "n1", job)
+    old_file = site.cluster.job_file("n1", job)
+    assert old_file.exists()
+    site.cluster.scontrol("update", "node=n1", "state=down", "reason=no answer")
+    site.cluster.wait_job_state(job, "PENDING")
+    site.cluster.scontrol("update", f"jobid={job}", "reqnodelist=n2")
+    wait_as("n1 counts at its worst", lambda: site.of_window("silent") == ["n1"])
+    new_at_unix_s = int(time.time()) + 2
+    wait_as("the clock goes on", lambda: time.time() >= new_at_unix_s)
+    site.cluster.scontrol("update", f"jobid={job}", "starttime=now")
+    site.cluster.wait_job_state(job, "RUNNING")
+    wait_as("the new run is known", lambda: f"{job}.1" in runs(site))
+    wait_as("the old one is over", lambda: ended(site, f"{job}.0") == ["Slurm runs restart 1 of it"])
+    assert set(runs(site)) == {f"{job}.1"}
+    assert old_file.exists()
+
+    boot(site, "n1")
+    wait_as("the old file is gone", lambda: not old_file.exists())
+    wait_as("n1 is heard", lambda: site.of_window("silent") == [])
+    wait_states(site, {f"{job}.1": "admitted"})
+    wait_as("n1 is parked", lambda: set(caps_mw(site, "n1")) == {PARK_MW})
+    wait_tagged(site, {str(job): "high"})
+    wait_as("slurmd is back", lambda: site.cluster.drained_nodes() == {}, 30)
+    new = site.submit("Q32 PT nc", gpus=4, flex="high", where="n1")
+    site.wait_training(new)
+    wait_states(site, {f"{job}.1": "admitted", f"{new}.0": "admitted"})
+    assert runs(site)[f"{new}.0"]["baseline"] == "bounded", "nothing of the old run is taken for its own"
+    wait_capped(site, f"{job}.1", f"{new}.0")
+    assert {gpu["uuid"] for gpu in site.snapshot() if gpu["job"] == f"{new}.0"} == gpus_of(site, f"{new}.0")[
+        "n1"
+    ]
+    site.cluster.cancel_all()
+    wait_nothing_known(site)
+    assert DEFAULT_MW not in caps_mw(site)
