@@ -9,7 +9,7 @@ SLOW_S: Final = 1.0
 """A tag that took longer, some milliseconds as a rule, found slurmctld under strain."""
 
 FIRST_PAUSE_S: Final = 0.5
-MOST_PAUSE_S: Final = 30.0
+MOST_PAUSE_S: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
