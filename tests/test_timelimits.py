@@ -12,6 +12,7 @@ from slurm_pfi.config import PolicySection
 from slurm_pfi.controller import state as cs
 from slurm_pfi.controller.core import Core
 from slurm_pfi.controller.record import Heard
+from slurm_pfi.controller.site_rows import audit_event
 from slurm_pfi.model import Run
 from slurm_pfi.slurm.backend import JobInfo, Special
 
@@ -83,6 +84,12 @@ def story(
     return made
 
 
+def words(made: Site, event: str) -> list[str]:
+    """What people read of the audit's entries."""
+    rows = (audit_event(event, fields, 0.0) for fields in made.audits(event))
+    return [row.text for row in rows if row is not None]
+
+
 # ---------------------------------------------------------------------------------------------------- floors
 
 
@@ -100,6 +107,9 @@ def test_a_run_that_would_not_be_done_in_time_gets_a_tighter_floor() -> None:
         ("tight", pytest.approx(0.07), 0.15)
     ]
     assert easy.audits("deadline") == []
+    assert words(tight, "deadline") == [
+        "its floor allows no more than 7.0 % for its time limit: 10 h 00 min left for 9 h 00 min of work"
+    ]
 
 
 def test_a_window_whose_end_is_known_may_cost_more() -> None:
@@ -122,7 +132,9 @@ def test_what_follows_a_window_counts_too() -> None:
 def test_a_run_that_no_floor_can_save_keeps_what_its_flex_says() -> None:
     made = story(10 * HOUR_S, 12.0)
     assert judged(made) == ("late", 0.15) and view(made).max_loss == 0.15
-    assert [one["verdict"] for one in made.audits("deadline")] == ["late"]
+    assert words(made, "deadline") == [
+        "its time limit is too short even without a cap: 10 h 00 min left for 12 h 00 min of work; its flex counts"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -286,6 +298,7 @@ def test_a_raised_limit_is_told_and_its_end_is_later_at_once() -> None:
         "given_s": 120,
         "why": "lost under caps",
     }
+    assert words(made, "time_limit") == ["time limit raised from 1440 to 1442 min: caps have cost it 80 s"]
     assert orders_after(made, 700) == [], "all is given back"
 
 
@@ -295,7 +308,7 @@ def test_where_there_is_no_room_it_is_told_once_and_tried_again_seldom() -> None
         answer(made, old_s=86_400, why="partition main allows 1440 min")
         assert orders_after(made, 300) == []
         assert len(orders_after(made, 301)) == 1
-    assert len(made.audits("time_limit")) == 1
+    assert words(made, "time_limit") == ["time limit not raised: partition main allows 1440 min"]
 
 
 def test_without_an_answer_it_is_tried_again_soon() -> None:

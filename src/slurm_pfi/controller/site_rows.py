@@ -13,6 +13,7 @@ from ..units import format_duration, format_power, watts_to_mw
 from .ledger import NS_PER_S, default_worst_mw, missing_gpus_mw
 from .runs import run_gpus
 from .state import NodeView, RunView, State, WindowView
+from .timelimits import time_words
 from .views import run_view
 
 UNMEASURED_SHARE: Final = 0.05
@@ -318,7 +319,7 @@ def limit_event(window: WindowView, window_id: int, now_unix_s: float, *, first:
 def audit_event(event: str, fields: Mapping[str, Any], now_unix_s: float) -> EventRow | None:
     """An entry of the audit log in plain words; None for what people need not read, or what is told elsewhere."""
     run = str(fields.get("run", ""))
-    text = _words(event, fields)
+    text = time_words(event, fields) or _words(event, fields)
     return None if text is None else EventRow(unix_s=now_unix_s, run=run, kind=event, text=text)
 
 
