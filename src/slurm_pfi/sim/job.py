@@ -7,6 +7,8 @@ reports its token counter through ``slurm_pfi.progress``. A synchronous job runs
 tokens are T_max times the least work increment of all its GPUs. Under srun there is one task per node; rank 0 takes
 the GPUs of all nodes into account (found by the job they are registered for), other ranks report their own node's.
 
+Suspended (Slurm sends SIGTSTP before SIGSTOP) it leaves its GPUs idle until it is resumed.
+
 Environment: PFI_SIM_DIR (holds one folder per simulated node), SLURMD_NODENAME, PFI_STANDIN_LIB, CUDA_VISIBLE_DEVICES
 and Slurm's own. It ends on SIGTERM, SIGINT or after ``--seconds``.
 """
@@ -32,6 +34,7 @@ TICK_S: Final = 0.1
 STEP_S: Final = 1.0
 GATHER_S: Final = 30.0
 ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+SIGNALS: Final = (*ENDING_SIGNALS, signal.SIGTSTP)
 EXIT_WRONG_USE: Final = 2
 
 GpuKey = tuple[str, int]
@@ -102,15 +105,25 @@ class Gpus:
 
     def __init__(self, place: Place, workload: ModelJob) -> None:
         own_dir = place.sim_dir / place.node
-        uuids = visible_uuids(own_dir, os.environ)
+        self._uuids = visible_uuids(own_dir, os.environ)
+        self._workload = workload.workload
         self.own = NodeGpus(own_dir, place.job)
         self._others: list[NodeGpus] = []
         self._nodes = place.nodes if place.rank == 0 else 1
         if self._nodes > 1:
             folders = sorted(state.parent for state in place.sim_dir.glob("*/state"))
             self._others = [NodeGpus(folder, place.job) for folder in folders if folder != own_dir]
-        for uuid in uuids:
-            self.own.register(uuid, workload.workload)
+        self._take()
+
+    def _take(self) -> None:
+        for uuid in self._uuids:
+            self.own.register(uuid, self._workload)
+
+    def pause(self) -> None:
+        """Leave the GPUs, stop, and take them again when somebody lets this process go on."""
+        self.own.leave()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._take()
 
     def work(self) -> tuple[int, dict[GpuKey, float]]:
         """Instant of the reading, and the work of every GPU that works for the job."""
@@ -129,9 +142,14 @@ class Gpus:
             node.close()
 
 
-def _ended(timeout_s: float) -> bool:
+def _ended(gpus: Gpus, timeout_s: float) -> bool:
     """Wait; True when a signal asks the job to end. The signals are blocked, so none is lost."""
-    return signal.sigtimedwait(ENDING_SIGNALS, max(0.0, timeout_s)) is not None
+    came = signal.sigtimedwait(SIGNALS, max(0.0, timeout_s))
+    # Stopped while it waits, Python 3.11 answers with a signal that never came.
+    number = None if came is None else came.si_signo
+    if number == signal.SIGTSTP:
+        gpus.pause()
+    return number in ENDING_SIGNALS
 
 
 def _gather(gpus: Gpus) -> bool:
@@ -140,7 +158,7 @@ def _gather(gpus: Gpus) -> bool:
     while not gpus.complete():
         if time.monotonic() > deadline_s:
             raise SimulationError(f"not every node of the step registered its GPUs within {GATHER_S:.0f} s")
-        if _ended(TICK_S / 2):
+        if _ended(gpus, TICK_S / 2):
             return False
     return True
 
@@ -172,7 +190,7 @@ def train(
     start_s = time.monotonic()
     next_tick_s, next_step_s, next_report_s = start_s + TICK_S, start_s + STEP_S, start_s + report_interval_s
     while True:
-        ended = _ended(next_tick_s - time.monotonic())
+        ended = _ended(gpus, next_tick_s - time.monotonic())
         now_s = time.monotonic()
         at_ns, work = gpus.work()
         training.advance(work)
@@ -213,7 +231,7 @@ def _open_log(path: Path | None, rank: int) -> TextIO | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job. Exit codes: 0 done, 2 wrong use or no hardware, 143 ended by a signal."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     arguments = _arguments(argv)
     gpus: Gpus | None = None
     log: TextIO | None = None

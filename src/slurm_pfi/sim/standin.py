@@ -92,6 +92,10 @@ class NodeGpus:
         if result < 0:
             raise SimulationError(f"cannot use {uuid} on {self.node_dir.name}: {os.strerror(-result)}")
 
+    def leave(self) -> None:
+        """Use none of the GPUs any more, until they are registered again."""
+        self._library.pfi_unregister(self._handle)
+
     def launch_kernel(self) -> int:
         """Begin a step on every GPU in use: one trace line each."""
         return int(self._library.pfi_kernel(self._handle, self._job))
