@@ -323,6 +323,12 @@ def test_a_users_text_becomes_no_formula(tmp_path: Path) -> None:
     assert row["user"] == "'@sum"
 
 
+def test_a_users_text_steers_no_terminal_that_shows_a_csv_file(tmp_path: Path) -> None:
+    made = made_report(tmp_path, runs=1, length_s=60, extra=(facts(0, name="a\x1b[2J\u202eb\nc"),))
+    (row,) = rows_of(csv_files(made)["window-1-runs.csv"])
+    assert row["name"] == "a?[2J?b?c"
+
+
 # ---------------------------------------------------------------------------------------------------- the command
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ...controller.outcome import WindowReport
+from ..tables import plain
 from .words import utc
 
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
@@ -126,7 +127,7 @@ def _text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _safe(cell: object) -> object:
-    """What a user chose must not become a formula in a spreadsheet."""
-    if isinstance(cell, str) and cell.startswith(_FORMULA):
-        return f"'{cell}"
-    return cell
+    """What a user chose must neither become a formula in a spreadsheet nor steer the terminal that shows the file."""
+    if not isinstance(cell, str):
+        return cell
+    return plain(f"'{cell}" if cell.startswith(_FORMULA) else cell)
