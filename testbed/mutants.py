@@ -25,6 +25,7 @@ from .fault_mutants import FAULT_MUTANTS
 from .manner_mutants import MANNER_MUTANTS
 from .mutant import Mutant
 from .telemetry_mutants import TELEMETRY_MUTANTS
+from .time_mutants import TIME_MUTANTS
 
 REPO: Final = Path(__file__).resolve().parent.parent
 COPIED: Final = ("src", "tests", "testbed", "pyproject.toml", "prolog", "epilog", "etc", "spank")
@@ -48,6 +49,7 @@ MUTANTS: Final = (
     *MANNER_MUTANTS,
     *CHAOS_MUTANTS,
     *TELEMETRY_MUTANTS,
+    *TIME_MUTANTS,
     Mutant(
         name="raise-before-lower",
         invariant="1",
