@@ -24,6 +24,7 @@ from .runs import (
     effective_flex,
     misplaced,
     overtaken,
+    rests,
     run_over,
     sample_of,
     taken,
@@ -225,7 +226,7 @@ class Core:
         times = self.config.times
         view = msgspec.structs.replace(view, shares=False)
         sample = sample_of(view, report, nodes, now_ns, times.node_silent_s)
-        if sample is None:
+        if sample is None or rests(view, sample):
             return view
         view = with_recalled(view, nodes)
         return msgspec.structs.replace(view, record=observe(view.record, sample, times))
@@ -266,10 +267,11 @@ class Core:
             view = msgspec.structs.replace(view, given_s=event.given_s)
             view = with_recalled(msgspec.structs.replace(view, kins=event.kins), state.nodes)
         runs = {**state.runs, event.run: view}
-        for earlier in () if event.job is None else overtaken(runs, event.job):
-            runs[earlier.run] = msgspec.structs.replace(earlier, phase="gone", read_due_ns=None)
-            reason = run_over(earlier.run, event.job)
-            actions.append(Audit(event="ended", fields=_ended(earlier, reason)))
+        if event.job is not None:
+            for earlier in overtaken(runs, event.job):
+                runs[earlier.run] = msgspec.structs.replace(earlier, phase="gone", read_due_ns=None)
+                reason = run_over(earlier.run, event.job)
+                actions.append(Audit(event="ended", fields=_ended(earlier, reason)))
         return msgspec.structs.replace(state, runs=runs), actions
 
     def _identified(

@@ -22,6 +22,8 @@ from .state import FlexSource, NodeView, RunView, State
 BOUND_MARGIN_MW = 1000
 MOST_COUNTED = 1e24
 MOST_AGE_S = 1e8
+RESTS = 0.5
+"""A suspended run below this share of its baseline draw is not at work."""
 
 
 class Granted(NamedTuple):
@@ -212,6 +214,17 @@ def _total(progress: Progress | None) -> float | None:
     """What the counter will be at the end of the work; a figure that nothing can have is none."""
     total = None if progress is None else progress.total
     return total if total is not None and 0 < total <= MOST_COUNTED else None
+
+
+def rests(view: RunView, sample: Sample) -> bool:
+    """Whether Slurm has suspended the run and its GPUs idle, which tells neither its baseline nor what caps cost it.
+
+    When it was resumed, Slurm is asked only at the next reading of all jobs; its GPUs show it before.
+    """
+    if view.job is None or view.job.state != "SUSPENDED" or sample.draw_mw is None:
+        return False
+    known_mw = view.record.draw_mw
+    return known_mw is None or sample.draw_mw < RESTS * known_mw
 
 
 def _mean(values_mw: list[int | None], number: int) -> int | None:
