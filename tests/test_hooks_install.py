@@ -344,11 +344,16 @@ def test_or_a_wrapper_that_runs_both_and_fails_only_as_the_site_would(site: Site
     before = site.tree()
     code, said = site.run("install", "--wrapper")
     assert (code, "to do" in said, site.tree()) == (0, False, before)
-    (site.folder / "slurm-pfi-prolog").unlink()
-    assert (
-        subprocess.run([prolog], env={**ENV, "CODE": "0"}, check=False, stderr=subprocess.PIPE).returncode
-        == 0
-    )
+    assert not (site.root / "etc/log").read_text()
+    (site.folder / "slurm-pfi-prolog").chmod(0o644)
+    (site.folder / "slurm-pfi-epilog").unlink()
+    for path in (prolog, epilog):
+        done = subprocess.run([path], env={**ENV, "CODE": "0"}, check=True, capture_output=True)
+        assert done.stderr == b""
+    logged = [f"<12>{site.folder}/{name}: cannot be run" for name in OURS.values()]
+    assert (site.root / "etc/log").read_text().splitlines() == logged
+    code, said = site.run("install")
+    assert (code, said.count("replaced"), said.count("wrote"), said.count("is as it")) == (0, 1, 1, 2), said
     code, said = site.run("remove")
     assert (code, "is still needed" in said) == (1, True)
     site.configure(*(f"{hook}={site.root}/etc/{hook}" for hook in OURS))

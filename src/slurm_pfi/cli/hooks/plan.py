@@ -68,21 +68,19 @@ def plan_install(site: Site, settings: Settings, *, wrap: bool) -> Plan:
     for hook in INSTALLED:
         place = site.place(hook)
         _folder(place.path.parent, steps)
-        steps.append(
-            _file(
-                hook, place.path, rendered(hook, settings), "ours" if place.kind != "pattern" else place.via
-            )
-        )
-        match place.kind:
-            case "none":
-                lines.append(f"{hook}={place.path}")
-            case "script" if wrap:
-                path = site.folder / WRAPPERS[hook]
-                theirs = site_script(hook, place, site.folder)
-                steps.append(_file(hook, path, wrapper(hook, theirs, place.path), f"runs {theirs} and ours"))
-                lines.append(f"{hook}={path}")
-            case "script":
-                todo += _call(hook, place)
+        why = f"among {place.via}" if place.kind == "pattern" else ""
+        steps.append(_file(hook, place.path, rendered(hook, settings), why))
+        wrapping = site.folder / WRAPPERS[hook]
+        if place.via == str(wrapping) or (place.kind == "script" and wrap):
+            theirs = site_script(hook, place, site.folder)
+            data = wrapper(hook, theirs, place.path, settings.log_file)
+            steps.append(_file(hook, wrapping, data, f"runs {theirs} and ours"))
+        if place.kind == "none":
+            lines.append(f"{hook}={place.path}")
+        elif place.kind == "script" and wrap:
+            lines.append(f"{hook}={wrapping}")
+        elif place.kind == "script":
+            todo += _call(hook, place)
     if lines:
         todo.append(f"once every node has these files, write into {site.conf_file}, on all hosts:")
         todo += [f"    {line}" for line in sorted(lines, reverse=True)]

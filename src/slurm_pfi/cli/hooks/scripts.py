@@ -25,6 +25,7 @@ DEADLINE_S: Final = 6
 """After this long our hooks end, whatever hangs."""
 
 _STUB: Final = "was removed and does nothing"
+_WRAPS: Final = "Runs the site's"
 _SETTING: Final = r"(?m)^{name}=(.*)$"
 
 
@@ -85,19 +86,29 @@ def is_stub(hook: Hook, text: str) -> bool:
     return f"# {OURS[hook]} {_STUB}" in text
 
 
-def wrapper(hook: Hook, site: Path, ours: Path) -> bytes:
+def wrapper(hook: Hook, site: Path, ours: Path, log_file: str) -> bytes:
     """A hook that runs the site's script and ours; only the site's can fail, as it would without us."""
-    its, mine = shlex.quote(str(site)), shlex.quote(str(ours))
-    body = f"{its} && {{ {mine} || :; }}" if hook == "Prolog" else f"{mine} || :\nexec {its}"
-    return f"#!/bin/sh\n# Runs the site's {hook} and slurm-pfi's; the site's exit status counts.\n{body}\n".encode()
+    its, mine, log = shlex.quote(str(site)), shlex.quote(str(ours)), shlex.quote(log_file)
+    lines = [
+        "#!/bin/sh",
+        f"# {_WRAPS} {hook} and slurm-pfi's; the site's exit status counts.",
+        *([f"{its} || exit"] if hook == "Prolog" else []),
+        f"if [ -f {mine} ] && [ -x {mine} ]; then",
+        f"    {mine}",
+        f"elif [ -c {log} ] || [ -f {log} ]; then",
+        f"    {{ printf '<12>%s: cannot be run\\n' {mine} >>{log}; }} 2>/dev/null",
+        "fi",
+        "exit 0" if hook == "Prolog" else f"exec {its}",
+    ]
+    return "\n".join([*lines, ""]).encode()
 
 
 def wrapped_site(hook: Hook, text: str) -> Path | None:
     """The site's script in a wrapper of ours, None when this is no such wrapper."""
     lines = text.splitlines()
-    if len(lines) < 3 or "Runs the site's" not in lines[1] or OURS[hook] not in text:
+    if len(lines) < 4 or not lines[1].startswith(f"# {_WRAPS} {hook} "):
         return None
-    line = lines[2].partition(" && ")[0] if hook == "Prolog" else lines[-1].removeprefix("exec ")
+    line = lines[2].removesuffix(" || exit") if hook == "Prolog" else lines[-1].removeprefix("exec ")
     words = shlex.split(line)
     return Path(words[0]) if len(words) == 1 else None
 
