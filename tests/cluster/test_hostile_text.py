@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -139,7 +140,7 @@ def with_metrics(site: Site) -> None:
     text = site.config_file.read_text()
     site.config_file.write_text(text.replace("[node]\n", '[node]\nmetrics = "unix"\n'))
     for node in site.node_names:
-        site.kill(node, 15)
+        site.kill(node, signal.SIGTERM)
         site.start_agent(node)
     site.wait_heard(*site.node_names)
 
