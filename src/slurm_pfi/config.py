@@ -99,9 +99,10 @@ class TimesSection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class TagSection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Our part of AdminComment."""
+    """Our part of AdminComment. ``job_line``: nodes are told a line of it for each capped job's own output."""
 
     enabled: bool = True
+    job_line: bool = False
     max_writes_per_s: Annotated[float, Meta(gt=0, le=1000)] = 20.0
 
 
@@ -138,10 +139,15 @@ class NodeSection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SlurmSection(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the site's Slurm is. Commands come from ``bin_dir`` or, without it, from the daemon's PATH."""
+    """Where the site's Slurm is. Commands come from ``bin_dir`` or, without it, from the daemon's PATH.
+
+    ``backend``: how jobs are read. ``auto`` is ``cli``, the commands' text; ``json`` is ``squeue --json`` (23.11 and
+    later), ``pyslurm`` that library where it imports and matches. A way that cannot be gone is told once, and cli used.
+    """
 
     conf: str = "/etc/slurm/slurm.conf"
     bin_dir: str | None = None
+    backend: Literal["auto", "cli", "json", "pyslurm"] = "auto"
 
 
 class Config(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):

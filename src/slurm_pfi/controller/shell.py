@@ -20,7 +20,7 @@ from ..bus.unix import Peer, SocketError
 from ..config import Config, ConfigError, load_config
 from ..elasticity.library import LibraryError
 from ..model import GpuId, Report, Run
-from ..slurm.cli import SlurmCommands
+from ..slurm.choice import open_backend
 from ..store.audit import AuditLog
 from ..store.epoch import CommandedStore, EpochStore, NeverCommanded
 from ..store.given import GivenStore
@@ -95,7 +95,8 @@ class Controller:
         )
         self._boot_id = host_boot_id()
         self.recorder = Recorder(self.history, summary_with(self.core.science), self._boot_id)
-        backend = SlurmCommands(config.slurm, timeout_s=config.times.slurm_timeout_s)
+        backend = open_backend(config.slurm, timeout_s=config.times.slurm_timeout_s, say=log.warning)
+        self._end_backend = backend.close
         self._given = GivenStore(state_dir / "time_given.json")
         limits = LimitWriter(backend, self._given, self._is_alive)
         self._slurm = SlurmWorker(backend, config, self._on_slurm, limits=limits, is_alive=self._is_alive)
@@ -155,6 +156,7 @@ class Controller:
     async def _close(self) -> None:
         await self._control.close()
         await self._bus.close()
+        await self._end_backend()
         self.recorder.leave(self.state, time.time())
         self.history.close()
         self.audit.close()

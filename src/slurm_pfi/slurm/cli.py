@@ -1,7 +1,9 @@
 """Slurm by its own commands, squeue and scontrol: works with every version, and is the default.
 
-Users choose texts such as the job's name, comment and, without an accounting database, account. Every field ends with
-a word that nobody can know beforehand: so no text can pose as a field or a job.
+They are read as text even where a release writes JSON; ``SlurmJson`` reads that, for sites that want it. Seen on real
+clusters: ``scontrol show job ID --json`` of 24.11 and 26.05 gives the same empty list, exit 0 and no error for a job
+that is gone and for a slurmctld that does not answer; the JSON of 22.05 has null for a limit that is not set and for
+none, exits 0 with an empty list when slurmctld is down, and knows no filter. docs/slurm-versions.md has the costs.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from .backend import AdminComment, JobGone, JobInfo, Unavailable, Updated
 from .squeue import FIELDS, UNSET, named, read_jobs, split_rows, squeue_words
 from .text import SlurmTextError, parse_count
 from .timelimit import MINUTE_S, Room, read_partition_limit, read_reservations
+from .version import Probed, UnknownVersion, read_version
 
 _COMMENT_FIELDS: Final = ("JobID", "RestartCnt", "admin_comment")
 _NO_SUCH_JOB: Final = "Invalid job id specified"
@@ -27,7 +30,9 @@ _AT_ONCE: Final = 8  # processes; slurmctld is shared with everybody
 
 
 @dataclass(frozen=True, slots=True)
-class _Ran:
+class Ran:
+    """A command that ended by itself; ``error`` is what it wrote to standard error, on one line."""
+
     exit_code: int
     out: bytes
     error: str
@@ -53,20 +58,30 @@ class SlurmCommands:
 
     async def job(self, job_id: int) -> JobInfo | JobGone | Unavailable:
         """See SlurmBackend."""
-        rows = await self._squeue(FIELDS, job_id)
-        if not isinstance(rows, list):
-            return rows
-        jobs = read_jobs(rows)
-        if isinstance(jobs, Unavailable):
+        jobs = await self._read_jobs(job_id)
+        if not isinstance(jobs, tuple):
             return jobs
         return next((job for job in jobs if job.job_id == job_id), _absent(job_id))
 
     async def jobs(self) -> tuple[JobInfo, ...] | Unavailable:
         """See SlurmBackend."""
-        rows = await self._squeue(FIELDS, None)
-        if isinstance(rows, JobGone):
-            return Unavailable(f"squeue: {rows.why}, though no job was named")
-        return rows if isinstance(rows, Unavailable) else read_jobs(rows)
+        jobs = await self._read_jobs(None)
+        return Unavailable(f"{jobs.why}, though no job was named") if isinstance(jobs, JobGone) else jobs
+
+    async def version(self) -> Probed:
+        """The release of the commands; they and slurmctld may be two releases apart (Slurm's upgrade guide)."""
+        ran = await self._run("squeue", "-V")
+        if isinstance(ran, Unavailable):
+            return UnknownVersion(ran.why)
+        return read_version(ran.out.decode("utf-8", "replace"))
+
+    async def close(self) -> None:
+        """End what was started for asking; commands end by themselves."""
+
+    async def _read_jobs(self, job_id: int | None) -> tuple[JobInfo, ...] | JobGone | Unavailable:
+        """One job, of an array's leader all tasks too, or all jobs."""
+        rows = await self._squeue(FIELDS, job_id)
+        return read_jobs(rows) if isinstance(rows, list) else rows
 
     async def admin_comment(self, job_id: int) -> AdminComment | JobGone | Unavailable:
         """See SlurmBackend."""
@@ -160,13 +175,9 @@ class SlurmCommands:
         self, fields: tuple[str, ...], job_id: int | None
     ) -> list[dict[str, bytes]] | JobGone | Unavailable:
         end = f"<{secrets.token_hex(8)}>"
-        ran = await self._run(*squeue_words(job_id, end, fields))
-        if isinstance(ran, Unavailable):
+        ran = await self._squeue_ran(squeue_words(job_id, end, fields), job_id)
+        if not isinstance(ran, Ran):
             return ran
-        if ran.exit_code != 0:
-            if job_id is not None and _NO_SUCH_JOB in ran.error:
-                return JobGone(f"job {job_id}: {_NO_SUCH_JOB}")
-            return Unavailable(f"squeue exited {ran.exit_code}: {ran.error or 'it said nothing'}")
         try:
             rows = split_rows(ran.out, fields, end.encode())
         except SlurmTextError as error:
@@ -175,7 +186,16 @@ class SlurmCommands:
             return Unavailable(f"squeue named no job, and said: {ran.error}")
         return rows
 
-    async def _run(self, command: str, *arguments: str | bytes) -> _Ran | Unavailable:
+    async def _squeue_ran(self, words: list[str], job_id: int | None) -> Ran | JobGone | Unavailable:
+        """squeue, if it ended well."""
+        ran = await self._run(*words)
+        if isinstance(ran, Unavailable) or ran.exit_code == 0:
+            return ran
+        if job_id is not None and _NO_SUCH_JOB in ran.error:
+            return JobGone(f"job {job_id}: {_NO_SUCH_JOB}")
+        return Unavailable(f"squeue exited {ran.exit_code}: {ran.error or 'it said nothing'}")
+
+    async def _run(self, command: str, *arguments: str | bytes) -> Ran | Unavailable:
         path = f"{self._bin_dir}/{command}" if self._bin_dir else command
         async with self._slots:
             try:
@@ -202,7 +222,7 @@ class SlurmCommands:
                         process.kill()
                     await process.wait()
         assert process.returncode is not None
-        return _Ran(process.returncode, out, " ".join(said.decode("utf-8", "replace").split())[:500])
+        return Ran(process.returncode, out, " ".join(said.decode("utf-8", "replace").split())[:500])
 
 
 def _read_comment(row: dict[str, bytes]) -> AdminComment | Unavailable:

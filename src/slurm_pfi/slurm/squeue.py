@@ -9,7 +9,15 @@ from __future__ import annotations
 from typing import Final
 
 from .backend import JobInfo, Unavailable
-from .text import SlurmTextError, expand_nodes, parse_count, parse_job_id, parse_limit_s, parse_unix_s
+from .text import (
+    SlurmTextError,
+    expand_nodes,
+    is_state,
+    parse_count,
+    parse_job_id,
+    parse_limit_s,
+    parse_unix_s,
+)
 
 FIELDS: Final = (
     "JobID",
@@ -73,7 +81,7 @@ def read_jobs(rows: list[dict[str, bytes]]) -> tuple[JobInfo, ...] | Unavailable
 
 def _read_job(cell: dict[str, str]) -> JobInfo:
     state = cell["State"]
-    if not (state.isascii() and state.replace("_", "").isalpha() and state.isupper()):
+    if not is_state(state):
         raise SlurmTextError(f"{state[:64]!r} is not a job state")
     task = cell["ArrayTaskID"]
     het = cell["HetJobID"]

@@ -17,6 +17,7 @@ __all__ = [
     "JobRef",
     "SlurmTextError",
     "expand_nodes",
+    "is_state",
     "parse_count",
     "parse_job_id",
     "parse_limit_s",
@@ -95,6 +96,11 @@ def read_submission(text: str) -> JobRef:
     if len(set(found)) > 1:
         raise damaged(text, 0, f"an answer about one job: it names {found[0].job_id} and {found[-1].job_id}")
     return found[0]
+
+
+def is_state(text: str) -> bool:
+    """Whether the text can be one of Slurm's words for a job's state or flag (squeue(1), JOB STATE CODES)."""
+    return text.isascii() and text.replace("_", "").isalpha() and text.isupper()
 
 
 def parse_limit_s(text: str) -> Span:
