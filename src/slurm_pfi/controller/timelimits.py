@@ -30,7 +30,7 @@ MOVED_S: Final = 5.0
 HEARD_S: Final = 60.0
 """A counter that is older counts as of so long ago: what was done since is not known."""
 
-LOOK_S: Final = 5.0
+LOOK_S: Final = 10.0
 RAISE_GAP_S: Final = 60.0
 RETRY_S: Final = 30.0
 BOUNDED_S: Final = 600.0
@@ -215,15 +215,15 @@ def _lost_s(view: RunView, now_ns: int) -> float | None:
         or view.ends_ns is None
         or view.given_s is None
         or view.shares
-        or view.record.tally.capped_s <= 0
     ):
-        return None
-    lost_s = view.record.lost_s
-    if lost_s is None:
         return None
     left_s = (view.ends_ns - now_ns) / NS_PER_S
     capped = view.record.capped_since_ns is not None
-    return lost_s if is_due(lost_s, view.given_s, left_s, capped=capped) else None
+    # It cannot have lost more than all of that time; what it did lose takes longer to work out.
+    if not is_due(view.record.tally.capped_s, view.given_s, left_s, capped=capped):
+        return None
+    lost_s = view.record.lost_s
+    return lost_s if lost_s is not None and is_due(lost_s, view.given_s, left_s, capped=capped) else None
 
 
 def limit_raised(state: State, event: TimeLimitRaised, now_ns: int) -> tuple[State, list[Action]]:
