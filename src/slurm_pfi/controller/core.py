@@ -226,8 +226,10 @@ class Core:
         times = self.config.times
         view = msgspec.structs.replace(view, shares=False)
         sample = sample_of(view, report, nodes, now_ns, times.node_silent_s)
-        if sample is None or rests(view, sample):
+        if sample is None:
             return view
+        if rests(view, sample):
+            sample = msgspec.structs.replace(sample, slowed=True)
         view = with_recalled(view, nodes)
         return msgspec.structs.replace(view, record=observe(view.record, sample, times))
 

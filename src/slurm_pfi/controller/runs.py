@@ -217,7 +217,7 @@ def _total(progress: Progress | None) -> float | None:
 
 
 def rests(view: RunView, sample: Sample) -> bool:
-    """Whether Slurm has suspended the run and its GPUs idle, which tells neither its baseline nor what caps cost it.
+    """Whether Slurm has suspended the run and its GPUs idle: as while heat holds them down, nothing is learned of caps.
 
     When it was resumed, Slurm is asked only at the next reading of all jobs; its GPUs show it before.
     """
