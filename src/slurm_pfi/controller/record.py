@@ -43,8 +43,8 @@ class Sample(Frozen, frozen=True, kw_only=True):
     ``lowest_mw``: the lowest of these limits where they differ; a run is as fast as its slowest GPU.
     ``uncapped``: every GPU at its prior limit. ``counter_ns``: when the agent of ``node`` heard the counter, on our
     clock. ``gpus``: how many the run has on all its nodes. ``pace``: what they did of late. ``slowed``: heat or a
-    power brake holds one of them down, or the run is suspended, so that nothing is learned of caps. ``total``: what the job says that its
-    counter will be when its work is done.
+    power brake holds one of them down, or the run is suspended, so that nothing is learned of caps. ``total``: what
+    the job says that its counter will be when its work is done.
     """
 
     now_ns: int
