@@ -1,15 +1,19 @@
 /*
  * slurm_pfi.so: the option --power-flex of sbatch, srun and salloc.
  *
- * The value is checked where the job is submitted and travels as SPANK_PFI_FLEX to the hooks of the node. On the node
- * this plugin does nothing and fails nothing. Without the option the environment variable PFI_FLEX counts.
+ * The value is checked where the job is submitted and travels as SPANK_PFI_FLEX to the hooks of the node. Without the
+ * option the environment variable PFI_FLEX counts. On the node this plugin does one thing, where plugstack.conf says
+ * job_line=DIR: a batch job that ends says in its own output what caps cost it (job_line.c). It fails nothing there.
  * Line for plugstack.conf: etc/plugstack.conf. `optional` there, so that a missing plugin stops no job.
  */
 #include "flex.h"
+#include "job_line.h"
 
+#include <slurm/slurm.h>
 #include <slurm/spank.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 SPANK_PLUGIN(slurm_pfi, 1);
 
@@ -97,5 +101,38 @@ int slurm_spank_init_post_opt(spank_t spank, int argc, char **argv)
         slurm_error("--power-flex=%s could not be stored with the job", flex);
         exit(1);
     }
+    return 0;
+}
+
+/* The folder of the agent's state, where the site has switched the job's last line on; else NULL. */
+static const char *line_folder(int argc, char **argv)
+{
+    for (int i = 0; i < argc; i++)
+        if (strncmp(argv[i], "job_line=/", 10) == 0)
+            return argv[i] + 9;
+    return NULL;
+}
+
+/*
+ * The batch script has ended; slurmstepd is root and still holds the job's stderr, to which its own messages go. So no
+ * path of a user is opened, and the line comes where "slurmstepd: error: *** JOB 1 CANCELLED" would.
+ */
+int slurm_spank_task_exit(spank_t spank, int argc, char **argv)
+{
+    const char *folder = line_folder(argc, argv);
+    char restart[16] = "0";
+    char line[PFI_LINE_BYTES];
+    uint32_t job_id, step_id;
+
+    if (folder == NULL || spank_context() != S_CTX_REMOTE)
+        return 0;
+    if (spank_get_item(spank, S_JOB_ID, &job_id) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_JOB_STEPID, &step_id) != ESPANK_SUCCESS || step_id != SLURM_BATCH_SCRIPT)
+        return 0;
+    /* The job's own word; a wrong one names a file that is not there, or that of another run of this job. */
+    if (spank_getenv(spank, "SLURM_RESTART_COUNT", restart, sizeof restart) != ESPANK_SUCCESS)
+        snprintf(restart, sizeof restart, "0");
+    if (pfi_job_line(folder, job_id, restart, line))
+        slurm_spank_log("slurm-pfi: %s", line);
     return 0;
 }

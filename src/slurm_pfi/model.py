@@ -198,7 +198,8 @@ class Plan(Frozen, tag="plan", frozen=True, kw_only=True):
     """The caps of one node. Accepted only as the answer to a fresh report of that very node and boot.
 
     ``steps`` starts at 0 s and ascends. ``priors`` answers "prior unknown" for single GPUs. ``gone`` names runs
-    that slurmctld says are not on this node (any more): their job files may go.
+    that slurmctld says are not on this node (any more): their job files may go. ``lines``: by run, what is to be said
+    in its output at its end.
     """
 
     cluster: str
@@ -210,6 +211,7 @@ class Plan(Frozen, tag="plan", frozen=True, kw_only=True):
     steps: tuple[PlanStep, ...]
     priors: dict[GpuId, int] = {}
     gone: tuple[Run, ...] = ()
+    lines: dict[str, str] = {}
 
 
 BusMessage: TypeAlias = Report | Plan

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from ..controller.jobline import capped_text
 from ..flex import FlexError, parse_flex
 from ..slurm.tag import Tag, find_tag, format_tag
 from ..slurm.tagged import TaggedRun
-from ..units import format_duration
 from .clock import local_text
 from .common import percent
 from .status import folded
@@ -179,9 +179,7 @@ def tag_sections(told: _Told) -> list[tuple[str, list[str]]]:
         f"{_PFI[pfi['source']]}: 1 % of its throughput gives about {pfi['value']:.1f} % of its power"
     )
     capped_s = cost["capped_s"]
-    done = (
-        f"caps held it down for {format_duration(capped_s)}" if capped_s else "nothing: no cap has bound it"
-    )
+    done = f"caps held it down for {capped_text(capped_s)}" if capped_s else "nothing: no cap has bound it"
     return [
         ("Asked", [f"granted {told['flex']}"]),
         ("Known", [known]),
@@ -212,7 +210,7 @@ def _saved(row: _Told) -> str:
 
 def _capped(row: _Told) -> str:
     capped_s = row["cost"]["capped_s"]
-    return "?" if capped_s is None else format_duration(capped_s) if capped_s else "-"
+    return "?" if capped_s is None else f"{capped_s / 60:.0f} min" if capped_s else "-"
 
 
 def _tagged(row: _Told) -> str:

@@ -11,6 +11,7 @@ import msgspec
 from ..config import Config
 from ..model import Plan, PlanId, PlanStep, Run, RunCap
 from .budget import node_park_mw
+from .jobline import job_line
 from .ledger import NS_PER_S
 from .state import Action, Audit, NodeView, RunView, SendPlan, SentPlan, State
 
@@ -88,6 +89,9 @@ def dispatch(
             steps=_node_steps(node, runs, config, steps),
             priors={gpu.uuid: node.priors[gpu.uuid] for gpu in report.gpus if gpu.uuid in node.priors},
             gone=tuple(sorted(view.run for view in runs if view.phase == "gone")),
+            lines={str(view.run): line for view in runs if (line := job_line(view))}
+            if config.tag.job_line
+            else {},
         )
         if not _is_due(node, plan, now_ns):
             continue
@@ -171,6 +175,8 @@ def _is_due(node: NodeView, plan: Plan, now_ns: int) -> bool:
 
 def _says_the_same(old: Plan, new: Plan, age_s: float) -> bool:
     if (old.id.epoch, old.mode, old.priors, old.gone) != (new.id.epoch, new.mode, new.priors, new.gone):
+        return False
+    if old.lines != new.lines:
         return False
     if len(old.steps) != len(new.steps):
         return False

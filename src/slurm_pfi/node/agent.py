@@ -19,9 +19,11 @@ from ..bus.local import LocalClient
 from ..bus.unix import Peer, SocketError
 from ..config import Config, ConfigError, load_config
 from ..gpu.identity import driver_version
+from ..model import Plan
 from .hardware import Hardware
 from .health import pet_watchdog, tell_status
 from .jobfile import read_job_folder
+from .joblines import JobLines
 from .log import Log
 from .messages import (
     Connected,
@@ -75,6 +77,8 @@ class Agent:
         self._watch: FolderWatch | None = None
         self._metrics: MetricsServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._present: frozenset[str] = frozenset()
+        self._lines = JobLines(paths.lines, config.cluster)
         self.runtime = Runtime(
             settings_of(config, node, hardware.identity().boot_id),
             paths=paths,
@@ -85,7 +89,7 @@ class Agent:
         self._client = LocalClient(
             Path(config.controller.run_dir) / BUS_SOCKET,
             trusted_uids=commanders(config),
-            on_plan=lambda plan: self.runtime.feed(PlanReceived(plan=plan)),
+            on_plan=self._on_plan,
             on_state=self._bus_changed,
             back_off_cap_s=min(2.0, config.times.report_s),
         )
@@ -244,10 +248,22 @@ class Agent:
                 self._log.warning("job file ignored", name=name, why=why)
         self._ignored = ignored
         self._progress.expect(files)
+        self._present = frozenset(f"{file.job_id}.{file.restart}" for file in files)
+        self._lines.forget(self._present)
         self.runtime.feed(FaultChanged(what="jobs", text=""))
         self.runtime.feed(JobFilesRead(files=files))
 
     # ------------------------------------------------------------------------------------- bus and control
+
+    def _on_plan(self, plan: Plan) -> None:
+        self.runtime.feed(PlanReceived(plan=plan))
+        held = self.runtime.state.held
+        if not plan.lines or held is None or held.plan.id != plan.id:
+            return
+        try:
+            self._lines.keep(plan.lines, self._present)
+        except OSError as error:
+            self._log.warning("a job's line cannot be kept", why=error)
 
     def _bus_changed(self, up: bool, why: str) -> None:  # noqa: FBT001 - LocalClient's callback
         if up:

@@ -29,6 +29,11 @@ class NodePaths:
         return self.folder / "jobs"
 
     @property
+    def lines(self) -> Path:
+        """What jobs say at their end."""
+        return self.folder / "lines"
+
+    @property
     def journal(self) -> Path:
         return self.folder / "journal"
 

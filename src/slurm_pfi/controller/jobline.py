@@ -1,0 +1,32 @@
+"""The line that a job has in its own output at its end, where the site switches that on. Pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from ..slurm.tag import Tag, find_tag
+from ..units import format_duration
+from .state import RunView
+
+
+def job_line(view: RunView) -> str:
+    """What caps have cost the run, as its tag has it; empty for a run that no cap has held down. ASCII."""
+    tag = find_tag(view.tag_text)
+    if tag is None or tag.capped_s <= 0:
+        return ""
+    spec = str(view.run.job_id) if view.job is None else view.job.spec
+    return f"{_cost(tag)}; as of {datetime.fromtimestamp(tag.at_unix_s, UTC):%H:%M} UTC, more: slurm-pfi job {spec}"
+
+
+def capped_text(capped_s: float) -> str:
+    """A tag's time under caps in words: it has whole minutes, of which the first counts at once."""
+    return "less than 2 min" if capped_s < 120 else format_duration(capped_s)
+
+
+def _cost(tag: Tag) -> str:
+    held = f"caps held this job down for {capped_text(tag.capped_s)} (flex {tag.flex})"
+    cost = "at a cost not known" if tag.loss is None else f"cost {100 * tag.loss:.1f} % of its throughput"
+    if tag.energy_wh is None:
+        return f"{held}, {cost}"
+    saved = f"saved {-tag.energy_wh} Wh" if tag.energy_wh <= 0 else f"took {tag.energy_wh} Wh more"
+    return f"{held}, {cost} and {saved}"
