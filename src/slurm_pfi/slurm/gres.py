@@ -20,6 +20,7 @@ _ENTRY: Final = re.compile(
     r"(?:\((?P<detail>[^()]*)\))?",
     re.ASCII,
 )
+_TAKEN: Final = re.compile(r"[0-9]{1,9}/[0-9]{1,9}(?:,[0-9]{1,9}/[0-9]{1,9})*", re.ASCII)
 
 
 class GresError(ValueError):
@@ -94,16 +95,19 @@ def _parse_entry(entry: str, place: int, text: str) -> Gres:
         indices = _indices(match["detail"])
     except GresError as error:
         raise GresError(f"GRES {text!r}: {entry!r} at {place}: {error}") from error
-    if indices is not None and count is None:
-        count = len(indices)
-    if indices is not None and count != len(indices):
-        raise GresError(f"GRES {text!r}: {entry!r} at {place} counts {count} and names {len(indices)}")
+    if indices is not None and match["name"] == "gpu":  # of others many parts lie on one GPU: mps:200(IDX:0)
+        count = len(indices) if count is None else count
+        if count != len(indices):
+            raise GresError(f"GRES {text!r}: {entry!r} at {place} counts {count} and names {len(indices)}")
     return Gres(name=match["name"], type="" if kind == "(null)" else kind, count=count, indices=indices)
 
 
 def _indices(detail: str | None) -> tuple[int, ...] | None:
-    """The indices in the parenthesis; None when it is absent or tells something else (``S:0-1``: sockets)."""
-    if detail is None or detail.startswith("S:"):
+    """The indices in the parenthesis; None when it is absent or tells something else.
+
+    That is sockets (``S:0-1``), or of each GPU how much is taken of what it has (``1/4,0/4``).
+    """
+    if detail is None or detail.startswith("S:") or _TAKEN.fullmatch(detail):
         return None
     label, colon, value = detail.partition(":")
     if label not in ("IDX", "IDX_LIST") or not colon:

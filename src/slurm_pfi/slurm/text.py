@@ -33,9 +33,10 @@ _ABSENT: Final = frozenset({"", "N/A", "(null)", "NOT_SET", "Unknown"})
 _NO_LIMIT: Final = frozenset({"UNLIMITED", "INFINITE", "NONE"})
 # D-HH[:MM[:SS]], HH:MM:SS, MM:SS or MM (squeue(1), sbatch(1) --time), with a fraction of seconds from sacct.
 _DURATION: Final = re.compile(
-    r"(?:(?P<days>\d{1,6})-(?P<d_hours>\d{1,2})(?::(?P<d_minutes>\d{1,2})(?::(?P<d_seconds>\d{1,2}))?)?"
-    r"|(?P<hours>\d{1,6}):(?P<h_minutes>\d{1,2}):(?P<h_seconds>\d{1,2})"
-    r"|(?P<minutes>\d{1,8})(?::(?P<m_seconds>\d{1,2}))?)(?:\.\d{1,6})?",
+    r"(?P<days>\d{1,6})-(?P<d_hours>\d{1,2})"
+    r"(?::(?P<d_minutes>\d{1,2})(?::(?P<d_seconds>\d{1,2})(?:\.\d{1,6})?)?)?"
+    r"|(?P<hours>\d{1,6}):(?P<h_minutes>\d{1,2}):(?P<h_seconds>\d{1,2})(?:\.\d{1,6})?"
+    r"|(?P<minutes>\d{1,8})(?::(?P<m_seconds>\d{1,2})(?:\.\d{1,6})?)?",
     re.ASCII,
 )
 
