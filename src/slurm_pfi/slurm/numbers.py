@@ -26,6 +26,10 @@ def read_number(value: object, where: str) -> Span:
         return Special.NOT_SET
     if isinstance(value, Mapping):
         return _read_object(value, where)
+    return _plain(value, where)
+
+
+def _plain(value: object, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
         raise SlurmTextError(f"{where}: {value!r:.64} is no whole number from 0 to {_MOST}")
     return value
@@ -37,9 +41,7 @@ def _read_object(value: Mapping[object, object], where: str) -> Span:
     for key in ("set", "infinite"):
         if not isinstance(value[key], bool):
             raise SlurmTextError(f"{where}.{key}: {value[key]!r:.64} is neither true nor false")
-    number = read_number(value["number"], f"{where}.number")
-    if isinstance(number, Special):
-        raise SlurmTextError(f"{where}.number: {value['number']!r:.64} is no number")
+    number = _plain(value["number"], f"{where}.number")
     if value["infinite"]:
         return Special.UNLIMITED
     return number if value["set"] else Special.NOT_SET
