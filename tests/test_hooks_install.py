@@ -52,7 +52,7 @@ class Site:
         for key in ("Prolog", "Epilog"):
             if not any(line.startswith(key) for line in shown):
                 shown.append(f"{key} = (null)")
-        self.scontrol("\n".join(shown))
+        self.scontrol("\n".join([*shown, "SLURM_VERSION = 22.05.8"]))
 
     def scontrol(self, shown: str | None) -> None:
         text = "exit 1" if shown is None else f"cat <<'E'\n{shown}\nE"
@@ -281,7 +281,7 @@ def test_without_hooks_the_lines_for_slurm_conf_are_said(site: Site) -> None:
         assert "is still needed: " in said
         site.configure("ClusterName=lab", running=running)  # reconfigured, or not yet
         if running is None:
-            site.scontrol(f"Prolog = {site.folder}/slurm-pfi-prolog\nEpilog = (null)")
+            site.scontrol(f"Prolog[0] = {site.folder}/slurm-pfi-prolog\nSLURM_VERSION = 24.11.5")
     site.configure("ClusterName=lab")
     assert site.run("remove")[0] == 0
     assert list(site.folder.iterdir()) == []
@@ -290,9 +290,10 @@ def test_without_hooks_the_lines_for_slurm_conf_are_said(site: Site) -> None:
 def test_without_slurmctlds_word_nothing_is_removed(site: Site) -> None:
     site.configure("ClusterName=lab")
     site.run("install")
-    site.scontrol(None)
-    code, said = site.run("remove")
-    assert (code, "--unasked" in said) == (1, True)
+    for answer in (None, "", "Configuration data as of now\nProlog = (null)"):  # none, empty, cut off
+        site.scontrol(answer)
+        code, said = site.run("remove")
+        assert (code, "--unasked" in said) == (1, True)
     assert (site.folder / "slurm-pfi-prolog").exists()
     assert site.run("remove", "--unasked")[0] == 0
     assert not (site.folder / "slurm-pfi-prolog").exists()

@@ -207,11 +207,8 @@ def test_a_hostile_user(module_cluster: Cluster) -> None:
         for name in ("PFI_FLEX", "PATH", "ENV", "IFS", "state_dir", "BASH_FUNC_mv%%")
     }
     show = f"#!/bin/sh\ncat {module_cluster.state_dir}/n1/jobs/$SLURM_JOB_ID.0\n"
-    texts = [
-        f"--job-name={evil}",
-        f"--comment={evil}",
-        f"--export=ALL,SLURMD_NODENAME=..,SLURM_JOB_GPUS={mark}",
-    ]
+    env |= {"SLURMD_NODENAME": "..", "SLURM_JOB_GPUS": str(mark), "SLURM_JOB_RESTART_COUNT": "x"}
+    texts = [f"--job-name={evil}", f"--comment={evil}"]
     job = module_cluster.sbatch(show, "--nodelist=n1", "--gres=gpu:2", "--power-flex=10%", *texts, env=env)
     module_cluster.wait_job_state(job, "COMPLETED")
     module_cluster.wait_nodes_idle()

@@ -116,7 +116,8 @@ def running_conf(config: Config) -> SlurmConf | None:
     if isinstance(ran, str) or ran.exit_code != 0:
         return None
     shown = parse_show_config(ran.out)
-    return shown if "prolog" in shown.values else None
+    # 24.11 leaves out a Prolog that is not set. This key stands below it in every version.
+    return shown if "slurm_version" in shown.values else None
 
 
 def _read(
