@@ -265,8 +265,9 @@ def test_a_restart_count_that_is_none_makes_the_comment_unknown(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("shown", "same"), [("two  words ", True), ("two words ", False), ("two  words", False)]
+    ("shown", "same"),
+    [("two  words  ", True), ("two  words ", True), ("two words  ", False), ("two  words", False)],
 )
 def test_a_comment_is_confirmed_by_what_scontrol_shows(tmp_path: Path, shown: str, same: bool) -> None:
-    script = f'printf "JobId=2\\n   Comment=AdminComment=x \\n   AdminComment={shown} \\n   StdErr=/x\\n"'
+    script = f'printf "JobId=2\\n   Comment=AdminComment=x \\n   AdminComment={shown}\\n   StdErr=/x\\n"'
     assert asyncio.run(commands(tmp_path, script).confirms_comment("2", "two  words ")) is same

@@ -94,14 +94,15 @@ class SlurmCommands:
         return _absent(job_id)
 
     async def confirms_comment(self, job_spec: str, text: str) -> bool | JobGone | Unavailable:
-        """See SlurmBackend. ``scontrol show job`` prints the field as it is, between a line's begin and a blank."""
+        """See SlurmBackend. ``scontrol show job`` prints the field as it is; up to 24.11 a blank ends its line."""
         ran = await self._run("scontrol", "show", "job", job_spec)
         if isinstance(ran, Unavailable):
             return ran
         if ran.exit_code != 0:
             said = f"scontrol show job {job_spec} exited {ran.exit_code}: {ran.error}"
             return JobGone(said) if _NO_SUCH_JOB in ran.error else Unavailable(said)
-        return b"\n   AdminComment=" + text.encode("utf-8", "surrogateescape") + b" \n" in ran.out
+        shown = b"\n   AdminComment=" + text.encode("utf-8", "surrogateescape")
+        return any(shown + end in ran.out for end in (b" \n", b"\n"))
 
     async def set_admin_comment(self, job_spec: str, text: str) -> Updated | JobGone | Unavailable:
         """See SlurmBackend."""
