@@ -95,13 +95,18 @@ def poll(site: Site) -> float:
     return time.monotonic() - began_s
 
 
-def let_pass(site: Site, size: Size, oldest: Iterator[int]) -> list[float]:
-    """Polls in their time, while some of the oldest jobs end and others take their place; the polls' wall times, s."""
+def let_pass(site: Site, size: Size, oldest: Iterator[int]) -> tuple[list[float], list[int]]:
+    """Polls in their time, while some of the oldest jobs end and others take their place.
+
+    Returns the polls' wall times, s, and the controller's resident memory at each of them, KiB.
+    """
     began_ns = time.monotonic_ns()
     polls: list[float] = []
+    rss: list[int] = []
     starts = 0
     while (passed_s := (time.monotonic_ns() - began_ns) / 1e9) < size.seconds:
         polls.append(poll(site))
+        rss.append(rss_kib(site.pid_of("controller")))
         if starts < size.starts and passed_s >= (starts + 0.5) * size.seconds / size.starts:
             site.cluster.run(["scancel", str(next(oldest))], user="root")
             starts += 1
@@ -112,22 +117,20 @@ def let_pass(site: Site, size: Size, oldest: Iterator[int]) -> list[float]:
         return sdiag.read(site.cluster).of_type(ALL_JOBS).count > len(polls)
 
     wait_until(all_read, 60, "the controller has read all jobs once")
-    return polls
+    return polls, rss
 
 
 def watch(site: Site, size: Size, oldest: Iterator[int]) -> dict[str, Any]:
     """One stretch. Raises ClusterError when its calls cannot be told apart."""
-    controller = site.pid_of("controller")
-    rss_before = rss_kib(controller)
     sdiag.reset(site.cluster)
     began_s = time.monotonic()
-    polls = let_pass(site, size, oldest)
+    polls, rss = let_pass(site, size, oldest)
     served = sdiag.read(site.cluster)
     return {
         "seconds": round(time.monotonic() - began_s, 1),
         **account(served, polls, site.controller_account.pw_name),
         "jobs_started": size.starts,
-        "controller_rss_kib": [rss_before, rss_kib(controller)],
+        "controller_rss_kib": rss[:: max(1, len(rss) // 10)],
         "calls_by_type": {
             name: [calls.count, calls.total_us] for name, calls in sorted(served.by_type.items())
         },
