@@ -177,6 +177,22 @@ def test_a_partition_of_another_name_is_none() -> None:
         read_partition_limit(PARTITION.format(limit="30"), "long")
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", ""),
+        (" Watts=n/a", ""),  # 24.11
+        (" Watts=n/a", " AllowedPartitions=(null) QOS=(null)"),  # 26.05
+        (" State=INACTIVE", " State=INACTIVE Comment=Nodes=n9 NodeCnt=3 of ops"),
+    ],
+)
+def test_reservations_of_every_generation(before: str, after: str) -> None:
+    text = RESERVATION.format(name="r1", start=5, end=9, nodes="n1").replace(
+        before, after, 1 if before else 0
+    )
+    assert read_reservations(text) == (Reservation("r1", 5, 9, frozenset({"n1"})),)
+
+
 def test_reservations() -> None:
     text = RESERVATION.format(name="r1", start=1796065130, end=1796065730, nodes="n[1-2],m7")
     text += RESERVATION.format(name="lic", start=1, end=2, nodes="(null)")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 
+from slurm_pfi.config import SlurmSection
+from slurm_pfi.slurm.backend import Updated
+from slurm_pfi.slurm.cli import SlurmCommands
+from slurm_pfi.slurm.timelimit import Room, raised
 from testbed.site import Site
 
 from ..site_fixture import TRAIN, controller_audit, hold, set_limit, small_site, wait_as, wait_seen
@@ -122,3 +127,30 @@ def test_what_caps_cost_is_given_back_as_far_as_there_is_room(site: Site) -> Non
     wait_as("it is known", lambda: free in site.jobs() and told(site, free)["given_s"] == 60)
     hold(site, 6)
     assert limit_min(site, free) == "3:00"
+
+
+def test_an_array_task_and_a_component_get_their_own_limit(site: Site) -> None:
+    script = "#!/bin/sh\nexec sleep 100\n"
+    array = site.cluster.sbatch(script, "--time=5", "--gres=gpu:1", "--array=3,7")
+    het = site.cluster.sbatch(script, "--time=5", "--gres=gpu:1", ":", "--time=5", "--gres=gpu:1")
+    site.cluster.wait_job_state(het, "RUNNING")
+    slurm = SlurmCommands(SlurmSection(conf=str(site.cluster.slurm_conf)), timeout_s=30)
+
+    async def limits() -> dict[str, object]:
+        jobs = await slurm.jobs()
+        assert isinstance(jobs, tuple)
+        return {job.spec: job for job in jobs if job.state == "RUNNING"}
+
+    async def story() -> None:
+        names = (f"{array}_3", f"{array}_7", f"{het}+0", f"{het}+1")
+        for number, name in enumerate(names, 1):
+            job: Any = (await limits())[name]
+            room = await slurm.room(job)
+            assert isinstance(room, Room)
+            found = raised(job, number * 60, room)
+            assert found.limit_s is not None
+            assert await slurm.set_time_limit(job.spec, found.limit_s) == Updated()
+        after: dict[str, Any] = await limits()
+        assert [after[name].limit_s for name in names] == [360, 420, 480, 540]
+
+    asyncio.run(story())
