@@ -168,19 +168,26 @@ def test_what_users_write_poses_as_nothing(site: Site) -> None:
     """A name and notes full of separators, another's tag and bytes that are no UTF-8 move no field."""
     name = 'x|y\n7|7|<end> AdminComment=pfi=9.99 "'
     fake = "pfi=9.99;src=measured;grid=200-700/100;flex=none;loss=0.0%;wh=-9;capped=1m;t=2026-01-01T00:00Z"
-    job = site.submit(TRAIN, gpus=1, flex="low", more=[f"--job-name={name}", f"--comment={fake}"])
-    wait_tag(site, str(job))
-    site.cluster.scontrol("update", f"jobid={job}", os.fsdecode(b"admincomment=note \xff\xfe\n<x>"))
+    names = [f"--job-name={name}", f"--comment={fake}"]
+    job = site.submit(TRAIN, gpus=1, flex="low", more=["--hold", *names])
+    site.cluster.scontrol("update", f"jobid={job}", f'admincomment=note |<x>|{fake}x "Zoë"')
+    site.cluster.scontrol("release", str(job))
     wait_tag(site, str(job))
     told = ask(site, "job", str(job))
     assert (told["job_id"], told["flex"], told["name"]) == (job, "low", name)
     assert told["pfi"]["value"] != 9.99
     assert all(line.isprintable() for line in say(site, "job", str(job)))
+    # A note that overwrites the tag is told as such: there is no tag then, or a newer one beside the note.
+    site.cluster.scontrol("update", f"jobid={job}", os.fsdecode(b"admincomment=note \xff\xfe\n<x>"))
+    told = ask(site, "job", str(job))
+    assert (told["job_id"], told["name"], told["gpus"]) == (job, name, 1)
     site.cluster.run(["scancel", str(job)])
     wait_accounted(site, str(job))
     forget(site)
     kept = ask(site, "job", str(job))
-    assert (kept["source"], kept["flex"], kept["gpus"]) == ("sacct", "low", 1)
+    assert (kept["source"], kept["job_id"], kept["gpus"]) == ("sacct", job, 1)
+    assert kept["name"][:-1] == name[:-1]  # Slurm's accounting writes another sign for a quote
+    assert kept["flex"] in ("low", None)
 
 
 def test_nothing_is_told_that_slurm_does_not_say(site: Site) -> None:
