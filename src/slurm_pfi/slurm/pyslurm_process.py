@@ -44,6 +44,7 @@ class PyslurmProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._hello = Hello(why="pyslurm has not been asked yet")
         self._reads = 0
+        self._in_step = True
         self._one = asyncio.Lock()
 
     async def version(self) -> Probed:
@@ -60,7 +61,7 @@ class PyslurmProcess:
                 return Unavailable(why)
             answer = await self._exchange(Question(job_id=job_id), Answer)
             self._reads += 1
-            if isinstance(answer, str) or self._reads >= READS_PER_PROCESS:
+            if not self._in_step or self._reads >= READS_PER_PROCESS:
                 await self.close()
         if isinstance(answer, str):
             return Unavailable(answer)
@@ -90,10 +91,10 @@ class PyslurmProcess:
 
     async def _start(self) -> str:
         """Empty when a process stands ready; else why there is none."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and self._process.returncode is None and self._in_step:
             return ""
         await self.close()
-        self._reads = 0
+        self._reads, self._in_step = 0, True
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-P", "-m", f"{__package__}.pyslurm_child"),
@@ -113,7 +114,7 @@ class PyslurmProcess:
         """What the process says, or in words why it says nothing."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
-        whole = False
+        self._in_step = False  # until all of the answer is here
         try:
             async with asyncio.timeout(self._timeout_s):
                 if question is not None:
@@ -122,7 +123,7 @@ class PyslurmProcess:
                     await process.stdin.drain()
                 head = await process.stdout.readexactly(LENGTH_BYTES)
                 said = await process.stdout.readexactly(int.from_bytes(head))
-            whole = True
+            self._in_step = True
             return msgspec.json.decode(said, type=kind)
         except TimeoutError:
             return f"pyslurm gave no answer within {self._timeout_s:g} s; is slurmctld up?"
@@ -130,7 +131,3 @@ class PyslurmProcess:
             return "pyslurm's process ended: see what `python -c 'import pyslurm'` says with the site's SLURM_CONF"
         except msgspec.MsgspecError as error:
             return f"pyslurm's answer is not understood: {error}"
-        finally:
-            if not whole:  # too late, or the caller was cancelled: half an answer may still come
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
