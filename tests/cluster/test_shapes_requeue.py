@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -88,8 +92,7 @@ def test_a_requeued_job_is_a_new_run_on_another_node(site: Site) -> None:
     assert set(caps_mw(site, first)) == {PARK_MW}
     assert ended(site, f"{job}.0")
     wait_tagged(site, {str(job): "high"})
-    told = site.cli("job", f"{job}.0").stdout
-    assert "ended" in told, told
+    assert "ended" in site.cli("job", f"{job}.0").stdout
     site.cluster.cancel_all()
     wait_nothing_known(site)
 
@@ -135,3 +138,55 @@ def test_a_node_dies_and_its_job_runs_on_elsewhere_under_the_same_id(site: Site)
     site.cluster.cancel_all()
     wait_nothing_known(site)
     assert DEFAULT_MW not in caps_mw(site)
+
+
+@contextmanager
+def prologs_held_and_no_epilogs(site: Site) -> Iterator[Path]:
+    """Inside, a prolog waits after ours while the file exists that is given, and no epilog of ours runs."""
+    conf = site.cluster.slurm_conf.read_text()
+    prolog, epilog = (Path(re.findall(rf"(?m)^{name}=(.*)$", conf)[-1]) for name in ("Prolog", "Epilog"))
+    hold = site.cluster.layout.hooks / "hold"
+    hold.touch()
+    wait = f"while [ -e {hold} ]; do /bin/sleep 0.05; done"
+    instead = {prolog: f"#!/bin/sh\n{prolog}.ours\n{wait}\nexit 0\n", epilog: "#!/bin/sh\nexit 0\n"}
+    for path, text in instead.items():
+        path.rename(f"{path}.ours")
+        path.write_text(text)
+        path.chmod(0o755)
+    try:
+        yield hold
+    finally:
+        hold.unlink(missing_ok=True)
+        for path in instead:
+            Path(f"{path}.ours").rename(path)
+
+
+def test_a_job_cancelled_in_its_prolog_whose_epilog_never_comes(site: Site) -> None:
+    """And beside it one that runs out of time. The next job has the GPUs for its own, whatever lies there."""
+    late = site.submit(TRAIN, gpus=1, flex="high", where="n2")
+    site.wait_training(late)
+    open_limit(site, 5300)
+    wait_as("n1 is parked", lambda: set(caps_mw(site, "n1")) == {PARK_MW})
+    site.cluster.scontrol(
+        "update", f"jobid={late}", "endtime=now+2"
+    )  # seen at slurmctld's next look, every 30 s
+    with prologs_held_and_no_epilogs(site) as hold:
+        job = site.submit(TRAIN, gpus=4, flex="high", where="n1")
+        file = site.cluster.job_file("n1", job)
+        wait_as("its file is there", file.exists)
+        wait_as("it is known", lambda: f"{job}.0" in runs(site))
+        site.cluster.run(["scancel", str(job)])
+        hold.unlink()
+        site.cluster.wait_job_state(job, "CANCELLED")
+    new = site.submit(TRAIN, gpus=4, flex="high", where="n1")
+    site.wait_training(new)
+    wait_as("the old file is gone", lambda: not file.exists())
+    wait_as("the old run is over", lambda: bool(ended(site, f"{job}.0")))
+    wait_as("the new one is known", lambda: runs(site).get(f"{new}.0", {}).get("state") == "admitted")
+    wait_capped(site, f"{new}.0")
+    site.cluster.wait_job_state(late, "TIMEOUT", timeout_s=60)
+    wait_states(site, {f"{new}.0": "admitted"})
+    wait_as("its GPUs are parked", lambda: set(caps_mw(site, "n2")) == {PARK_MW})
+    wait_as("it is kept", lambda: "ended" in site.cli("job", str(late), check=False).stdout)
+    site.cluster.cancel_all()
+    wait_nothing_known(site)
