@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Final, TypedDict
 from .cluster_files import ClusterError
 
 POLL_S: Final = 0.05
+_STEPD: Final = re.compile(r"slurmstepd: \[([0-9]+)\.")
+_JOB_ID: Final = re.compile(r"(?:^|\0)SLURM_JOB_ID=([0-9]+)(?:\0|$)")
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
@@ -65,6 +68,20 @@ def processes_naming(folder: Path, below: str = "") -> dict[int, str]:
         except OSError:  # gone meanwhile, or another user's
             continue
         found[pid] = os.fsdecode(command)
+    return found
+
+
+def processes_of_jobs(folder: Path) -> dict[int, tuple[int, str]]:
+    """Living processes of this cluster's jobs, their hooks and their slurmstepds: pid to job id and command line."""
+    found = {}
+    for pid, command in processes_naming(folder).items():
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:  # gone meanwhile
+            continue
+        match = _STEPD.match(command) or _JOB_ID.search(environment.decode(errors="replace"))
+        if match is not None:
+            found[pid] = int(match[1]), command
     return found
 
 

@@ -6,12 +6,15 @@ A test or module says what cluster it wants by ``CLUSTER_OPTIONS`` in its module
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
-from testbed.cluster import Cluster, ClusterOptions
+from testbed.cluster import Cluster, ClusterError, ClusterOptions, wait_until
+from testbed.processes import processes_of_jobs
 
 
 def pytest_configure() -> None:
@@ -45,7 +48,8 @@ def module_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def _cluster_left_whole(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After a ``cluster`` test: no node out of service, and of stopped clusters no process left."""
+    """After a ``cluster`` test: no node out of service, no process of an ended job or its hooks, of a stopped cluster
+    no process at all."""
     if request.node.get_closest_marker("cluster") is None:
         yield
         return
@@ -55,3 +59,17 @@ def _cluster_left_whole(request: pytest.FixtureRequest) -> Iterator[None]:
         assert report.clean, report
     for running in Cluster.running:
         assert running.drained_nodes() == {}, f"{running.folder}: nodes out of service"
+        with contextlib.suppress(ClusterError):
+            wait_until(partial(is_quiet, running), 10, "hooks and steps of jobs that ended are gone")
+        assert left_by_ended_jobs(running) == [], f"{running.folder}: processes of jobs that have ended"
+
+
+def left_by_ended_jobs(cluster: Cluster) -> list[str]:
+    """Processes of jobs that are not in the queue any more. A job is there until its epilogs are done."""
+    found = processes_of_jobs(cluster.folder)
+    queued = set(cluster.squeue("-o", "%A")) if found else set()
+    return [command for job, command in found.values() if str(job) not in queued]
+
+
+def is_quiet(cluster: Cluster) -> bool:
+    return not left_by_ended_jobs(cluster)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -18,6 +19,7 @@ from testbed.cluster import Cluster, ClusterOptions, wait_until
 from testbed.processes import processes_naming
 from testbed.site import Site
 
+from ..conftest import left_by_ended_jobs
 from ..site_fixture import hook_faults, small_site
 
 pytestmark = pytest.mark.cluster
@@ -236,6 +238,16 @@ def test_two_hundred_at_once(module_cluster: Cluster) -> None:
     wait_until(lambda: job_files() == 0, 10, "no job file is left")
     assert new_lines(module_cluster, seen) == []
     assert module_cluster.drained_nodes() == {}
+
+
+def test_what_a_hook_leaves_behind_would_be_found(module_cluster: Cluster) -> None:
+    """Else the check after each test could not fail."""
+    job = run_a_job(module_cluster)
+    env = {**module_cluster.client_env, "SLURM_JOB_ID": str(job)}
+    with subprocess.Popen(["sleep", "600"], env=env) as left:
+        assert left_by_ended_jobs(module_cluster) == ["sleep 600"]
+        left.kill()
+    assert left_by_ended_jobs(module_cluster) == []
 
 
 def test_an_agent_that_is_stopped_or_gone() -> None:
