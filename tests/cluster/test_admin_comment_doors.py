@@ -347,8 +347,9 @@ def test_the_accounting_refuses_users_by_every_door(doors: Doors, rest_path: str
 def test_the_accounting_takes_it_from_an_operator_an_open_door(
     doors: Doors, rest_path: str, door: str
 ) -> None:
-    """The one door beside admins': slurmdbd asks for an operator only. It writes what is shown, for us not the truth:
-    the product reads no figure from a tag (test_no_figure_of_ours_comes_from_a_tag), its history has them.
+    """The one door beside admins': slurmdbd asks for an operator only.
+
+    What stands there is shown, and is not the truth for us: see test_forged_tag.py.
     """
     job = doors.ended_job(USER)
     if door == "sacctmgr":
