@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_pfi.cli.status import tag_lines
 from slurm_pfi.config import Config, TagSection
 from slurm_pfi.controller.pace import FIRST_PAUSE_S, MOST_PAUSE_S, SLOW_S, Pace
 from slurm_pfi.controller.slurm_worker import SlurmWorker
@@ -110,7 +111,7 @@ def test_writes_never_come_faster_than_the_rate_whatever_happened(
     for took_s, ok, chance in writes:
         began.append(pace.next_s)
         pace = pace.after(pace.next_s, pace.next_s + took_s, ok=ok, chance=chance)
-        assert pace.next_s <= began[-1] + max(1 / rate_per_s, took_s + MOST_PAUSE_S)
+        assert pace.next_s - began[-1] <= max(1 / rate_per_s, took_s + MOST_PAUSE_S) * (1 + 1e-9)
     for first, second in pairwise(began):
         assert second - first >= 1 / rate_per_s * (1 - 1e-9)
 
@@ -127,12 +128,14 @@ def test_each_failure_doubles_the_pause_and_one_good_quick_write_ends_it() -> No
     assert good.next_s == pytest.approx(pace.next_s + 1 / RATE_PER_S)
 
 
+def test_slurmctld_is_left_alone_for_as_long_as_the_last_write_took() -> None:
+    assert Pace(RATE_PER_S).after(0.0, 0.5, ok=True, chance=0.0) == Pace(RATE_PER_S, next_s=1.0)
+
+
 def test_a_slow_slurmctld_is_spared_like_one_that_fails_and_chance_spreads_the_pauses() -> None:
-    slow_s = SLOW_S * 1.5
-    pauses = [
-        Pace(RATE_PER_S).after(0, slow_s, ok=True, chance=chance).next_s - slow_s for chance in (0.0, 1.0)
-    ]
-    assert pauses == [FIRST_PAUSE_S / 2, FIRST_PAUSE_S]
+    slow_s, pace = SLOW_S * 1.5, Pace(RATE_PER_S, strained=4)
+    pauses = [pace.after(0, slow_s, ok=True, chance=chance).next_s - slow_s for chance in (0.0, 1.0)]
+    assert pauses == [FIRST_PAUSE_S * 8, FIRST_PAUSE_S * 16]
 
 
 # ---------------------------------------------------------------------------------------------- many runs
@@ -256,3 +259,17 @@ def test_shutdown_does_not_wait_for_a_slurmctld_that_hangs() -> None:
 
     rig.play(story)  # it asserts that the worker ends within a second
     assert (rig.told, rig.slurm.calls) == ([], 1)
+
+
+# ---------------------------------------------------------------------------------------------- told
+
+
+def test_status_tells_of_tags_only_what_is_not_as_it_should_be() -> None:
+    fine = {"written": 1234, "raced": 0, "not_rewritable": 0, "gone": 7, "unavailable": 0}
+    idle = {"waiting": 0, "retry_in_s": None, "trouble": ""}
+    assert tag_lines(None) == tag_lines({**fine, **idle}) == []
+    assert tag_lines({**fine, **idle, "raced": 3, "unavailable": 2}) == [
+        "tags: 1,234 written, 3 overwritten by others at once, 2 tries failed"
+    ]
+    stuck = {"unavailable": 1, "waiting": 12, "retry_in_s": 7.6, "trouble": "no answer"}
+    assert tag_lines({**fine, **stuck})[1] == "tags cannot be written: 12 wait, next try in 8 s: no answer"
