@@ -12,9 +12,9 @@ CALLBACKS := build/callbacks/venv
 MIX ?= one
 # Debian's packages by name: Slurm and munge for the real cluster, slurmdbd and its database for a cluster with accounting,
 # slurmrestd as one of the doors to it, both Lua interpreters for job_submit.lua, a compiler for plugin and stand-in,
-# systemd-analyze for the units and strace for what they allow.
+# systemd-analyze for the units, strace for what they allow, and mandoc for the man pages.
 APT_PACKAGES := python3 python3-venv gcc libc6-dev make slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libslurm-dev \
-	slurmdbd mariadb-server slurmrestd lua5.1 lua5.4 systemd strace
+	slurmdbd mariadb-server slurmrestd lua5.1 lua5.4 systemd strace mandoc
 
 # Debian releases with other generations of Slurm; those of MATRIX_TRY only where they can be built.
 MATRIX ?= trixie testing

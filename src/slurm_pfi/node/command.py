@@ -45,7 +45,7 @@ class _StopError(Exception):
 
 def main(argv: list[str]) -> int:
     """Exit codes: 0 done, 1 the answer is no, 2 wrong use, 3 the agent or the GPUs cannot be reached."""
-    given = _parser().parse_args(argv)
+    given = make_parser().parse_args(argv)
     config_file = config_path(given.config).absolute()
     try:
         node = node_name(given.node_name)
@@ -86,7 +86,8 @@ def _any_config(config_file: Path, state_dir: str | None) -> Config:
     return replace(config, node=replace(config.node, state_dir=state_dir))
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The words of ``slurm-pfi node``."""
     parser = argparse.ArgumentParser(
         prog="slurm-pfi node",
         description="The agent of one GPU node, run as root, and what its admin tells it.",
