@@ -123,11 +123,14 @@ def submit_jobs(cluster: Cluster) -> dict[str, int]:
 def commands(jobs: dict[str, int], *, json_of_scontrol: bool) -> dict[str, Sequence[str]]:
     """What is recorded while slurmctld answers."""
     gpus, array = str(jobs["gpus"]), str(jobs["array"])
+    squeue_json = ["squeue", "--local", "--all", "--states=all"]
     both: dict[str, Sequence[str]] = {
         "squeue": squeue_words(None, END),
         "squeue-array": squeue_words(jobs["array"], END),
         "squeue-unknown": squeue_words(999_999, END),
-        "squeue-json": ["squeue", "--all", "--states=all", "--json"],
+        "squeue-json": [*squeue_json, "--json"],
+        "squeue-one-json": [*squeue_json, "--jobs", array, "--json"],
+        "squeue-unknown-json": [*squeue_json, "--jobs", "999999", "--json"],
         "scontrol-job": ["scontrol", "show", "job", "-d", gpus],
         "scontrol-uneven": ["scontrol", "show", "job", "-d", str(jobs["uneven"])],
         "scontrol-array": ["scontrol", "-o", "show", "job", "-d", array],
@@ -177,10 +180,10 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         recorder = Recorder(cluster, folder)
+        wait_until(_has_all(cluster, jobs), 30, "slurmdbd knows the jobs")
         for name, command in commands(jobs, json_of_scontrol=slurm_version() >= (23, 2)).items():
             recorder.record(name, command)
         record_submissions(recorder)
-        wait_until(_has_all(cluster, jobs), 30, "slurmdbd knows the jobs")
         cluster.stop_slurmctld()
         try:
             gpus = str(jobs["gpus"])
