@@ -32,7 +32,10 @@ pytestmark = [
 USER: Final = "games"
 OPERATOR: Final = "daemon"
 ADMIN: Final = "mail"
-FORGED: Final = "pfi=9.99[9.98,9.99];src=measured;grid=200-700/100;flex=100%;loss=0.0%;wh=-99999;capped=99m;t=2026-11-30T12:00Z"
+FORGED: Final = (
+    "pfi=9.99[9.98,9.99];src=measured;grid=200-700/100;flex=100%"
+    ";loss=0.0%;wh=-99999;capped=99m;t=2026-11-30T12:00Z"
+)
 SLEEP: Final = "#!/bin/sh\nexec sleep 300\n"
 SOURCE: Final = REPO / "testbed/native/admin_comment.c"
 DENIED: Final = "Access/permission denied"
@@ -74,7 +77,9 @@ class Doors:
         job = self.job(user, running=True)
         # Of a job that ends before the accounting knew of its start 22.05 keeps no user but root.
         running = [["RUNNING", user]]
-        wait_until(lambda: self.cluster.sacct(str(job), "State", "User") == running, 30, "sacct knows its start")
+        wait_until(
+            lambda: self.cluster.sacct(str(job), "State", "User") == running, 30, "sacct knows its start"
+        )
         self.cluster.run(["scancel", str(job)], user=user)
         assert self.accounted(job) == ""
         return job
@@ -268,7 +273,7 @@ def rest_path(doors: Doors) -> str:
     versions = sorted(
         path for path in described["paths"] if re.fullmatch(r"/slurm/v[0-9.]+/job/submit/?", path)
     )
-    return versions[-1].rstrip("/").removesuffix("/submit")
+    return str(versions[-1]).rstrip("/").removesuffix("/submit")
 
 
 def rest_job(path: str, **fields: str) -> dict[str, Any]:

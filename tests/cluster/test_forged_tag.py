@@ -1,4 +1,4 @@
-"""A tag that somebody else wrote, an admin by hand or an operator in the accounting: no figure of ours comes from it."""
+"""A tag that another wrote, an admin by hand or an operator in the accounting: no figure of ours comes from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from ..site_fixture import TRAIN, small_site, wait_as
 pytestmark = pytest.mark.cluster
 
 SITE_OPTIONS = small_site(nodes=1, accounting=True, times={"tag_refresh_s": 2})
-FORGED: Final = "pfi=9.99[9.98,9.99];src=measured;grid=200-700/100;flex=100%;loss=0.0%;wh=-99999;capped=99m;t=2026-11-30T12:00Z"
+FORGED: Final = (
+    "pfi=9.99[9.98,9.99];src=measured;grid=200-700/100;flex=100%"
+    ";loss=0.0%;wh=-99999;capped=99m;t=2026-11-30T12:00Z"
+)
 
 
 def shown(site: Site, job: int) -> str:
