@@ -18,7 +18,14 @@ from slurm_pfi.cli.checks.commands import run
 from slurm_pfi.cli.checks.daemons import folder_finding
 from slurm_pfi.cli.checks.everything import CHECKS, gather, run_checks
 from slurm_pfi.cli.checks.finding import Finding
-from slurm_pfi.cli.checks.hooks import hook_findings, plugin_finding, timeout_finding
+from slurm_pfi.cli.checks.hooks import (
+    hook_findings,
+    limit_findings,
+    order_findings,
+    plugin_finding,
+    repeated_finding,
+    timeout_finding,
+)
 from slurm_pfi.cli.checks.risks import gpu_orders, site_risks
 from slurm_pfi.cli.checks.slurm import (
     accounting_finding,
@@ -28,6 +35,7 @@ from slurm_pfi.cli.checks.slurm import (
     version_finding,
 )
 from slurm_pfi.cli.checks.slurmconf import gpu_count, parse_show_config, parse_slurm_conf
+from slurm_pfi.cli.hooks.scripts import Hook, Settings, rendered, stub
 from slurm_pfi.cli.root import main
 from slurm_pfi.config import SlurmSection, load_config
 from slurm_pfi.gpu.device import Capabilities, DeviceInfo, DeviceLimits
@@ -319,6 +327,90 @@ def test_hook_and_agent_must_mean_the_same_folder(tmp_path: Path) -> None:
     finding = only(hook(tmp_path, str(install(tmp_path / "slurm-pfi-prolog", text))))
     assert finding.outcome == "fail"
     assert "works in /run/other, the agent in /run/slurm-pfi" in finding.found
+
+
+def test_the_order_among_other_hooks(tmp_path: Path) -> None:
+    files = [(Path("10-a"), "#!/bin/sh\n"), (Path("mine"), ""), (Path("zz-b"), "#!/bin/sh\n")]
+    said: dict[Hook, str] = {"Prolog": "zz-b run after ours", "Epilog": "10-a run before ours"}
+    for hook, name in said.items():
+        ours = (REPO / f"{hook.lower()}/slurm-pfi-{hook.lower()}").read_text()
+        found = only(order_findings(hook, [files[0], (files[1][0], ours), files[2]]))
+        assert (found.outcome, name in found.found) == ("warn", True)
+        best = [files[0], (files[1][0], ours)] if hook == "Prolog" else [(files[1][0], ours), files[2]]
+        assert list(order_findings(hook, best)) == []
+        assert list(order_findings(hook, files)) == [], "ours is not among them"
+
+
+@pytest.mark.parametrize(
+    ("line", "sets"),
+    [
+        ("nvidia-smi -pl 300", True),
+        ("/usr/bin/nvidia-smi -i 0 --power-limit=300", True),
+        ("sudo nvidia-smi --gpu-reset -i 0", True),
+        ("nvidia-smi -q -d POWER", False),
+        ("# nvidia-smi -pl 300", False),
+        ("nvidia-smi -pm 1", False),
+    ],
+)
+def test_other_hooks_that_set_limits(line: str, sets: bool) -> None:
+    found = list(limit_findings("Prolog", [(Path("/etc/slurm/10-gpu"), f"#!/bin/sh\n{line}\n")]))
+    assert [(each.outcome, "/etc/slurm/10-gpu sets" in each.found) for each in found] == [
+        ("warn", True)
+    ] * sets
+
+
+def test_what_a_removal_left_a_log_that_is_gone_another_version(tmp_path: Path) -> None:
+    path = install(tmp_path / "zz-slurm-pfi-prolog", stub("Prolog").decode())
+    assert "does nothing: no run is seen" in hook(tmp_path, str(path))[0].found
+    text = rendered("Prolog", Settings("/run/slurm-pfi", str(tmp_path / "log"))).decode()
+    finding = only(hook(tmp_path, str(install(path, text))))
+    assert (finding.outcome, "which is not there" in finding.found) == ("warn", True)
+    (tmp_path / "log").touch()
+    assert only(hook(tmp_path, str(path))).outcome == "ok"
+    install(path, text.replace("umask 022", "umask 077"))
+    assert "of another version" in only(hook(tmp_path, str(path))).found
+
+
+def test_a_folder_of_hooks_that_others_may_write(tmp_path: Path) -> None:
+    path = install(tmp_path / "prolog.d/slurm-pfi-prolog")
+    path.parent.chmod(0o777)
+    findings = hook(tmp_path, str(path))
+    assert findings[0].outcome == "fail"
+    assert f"{path.parent} may be written by others (mode 0777)" in findings[0].found
+
+
+@pytest.mark.parametrize(
+    ("version", "outcome"),
+    [((22, 5), "fail"), ((23, 2), "warn"), (None, "warn"), ((24, 11), "ok"), ((26, 5), "ok")],
+)
+def test_two_lines_for_one_hook(version: tuple[int, int] | None, outcome: str) -> None:
+    found = repeated_finding("Prolog", ("/site", "/ours"), version)
+    assert (found.outcome, "/ours alone" in found.found) == (outcome, outcome != "ok")
+
+
+def test_hooks_check_names_the_five_risks_and_changes_nothing(
+    bare_site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files alone are looked at: without Slurm, a driver or a daemon of ours."""
+    folder = bare_site.parent / "judged"
+    folder.mkdir()
+    (folder / "slurm.conf").write_text(
+        RISKY_SLURM.replace("PrologFlags", "PrologEpilogTimeout=5\nPrologFlags")
+    )
+    (folder / "gres.conf").write_text(RISKY_GRES)
+    before = files_below(bare_site.parent)
+    assert main(["hooks", "check", "--json", "--slurm-conf", str(folder / "slurm.conf")]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    found = {check["check"]: check for check in answer["checks"]}
+    five = {"prolog-late", "prolog-serial", "gpu-not-in-tres", "gpu-shared", "gpu-order"}
+    assert five <= set(found)
+    assert "shorter than the 6 s" in found["hook timeout"]["found"]
+    assert found["slurm.conf"]["outcome"] == "warn", "an Include that cannot be read may hold anything"
+    assert files_below(bare_site.parent) == before
+    (folder / "slurm.conf").write_text(SOUND_SLURM)
+    (folder / "gres.conf").write_text(SOUND_GRES)
+    main(["hooks", "check", "--json", "--slurm-conf", str(folder / "slurm.conf")])
+    assert not five & {check["check"] for check in json.loads(capsys.readouterr().out)["checks"]}
 
 
 @pytest.mark.parametrize(

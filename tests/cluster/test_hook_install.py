@@ -140,8 +140,11 @@ def test_a_site_with_one_script(host: Host) -> None:
     assert host.site_ran() == seen + 4, "the site's own run as ever"
     # What slurm.conf does not name itself may go missing, or lose its mode, and the job runs.
     ours = host.libexec / "slurm-pfi-prolog"
-    for harm in (lambda: ours.chmod(0o644), ours.unlink):
-        harm()
+    for mode in (0o644, None):
+        if mode is None:
+            ours.unlink()
+        else:
+            ours.chmod(mode)
         assert not host.job(logged=f"{ours}: cannot be run")
         host.hooks("install")
         assert ours.stat().st_mode & 0o777 == 0o755

@@ -11,8 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from ..hooks.scripts import DEADLINE_S, OURS, Hook, is_current, is_ours, is_stub, settings_of
+from . import commands
 from .finding import Facts, Finding
 
+_LAST_LINE: Final = (22, 5)
+_ALL_LINES: Final = (24, 11)
+_ONE_LINE: Final = (
+    "write one line with a pattern, or one script that runs both ('slurm-pfi hooks install --wrapper')"
+)
 PLUGIN: Final = "slurm_pfi.so"
 SHORTEST_TIMEOUT_S: Final = 10
 _MOST_BYTES: Final = 256 * 1024
@@ -166,9 +172,29 @@ def others(facts: Facts) -> Iterator[Finding]:
         return
     for hook in OURS:
         values = tuple(value for value in facts.slurm.values.get(hook.lower(), ()) if value)
+        if len(values) > 1:
+            yield repeated_finding(hook, values, _slurm_version(facts))
         files = [(path, _text(path) or "") for path in _files(values, facts.slurm_conf.parent)]
         yield from order_findings(hook, files)
         yield from limit_findings(hook, files)
+
+
+def repeated_finding(hook: Hook, values: tuple[str, ...], version: tuple[int, int] | None) -> Finding:
+    """Two lines for one hook, as it was seen: 22.05 runs the last alone, 24.11 and 26.05 run all in their order."""
+    word, said = hook.lower(), f"slurm.conf has {hook} {len(values)} times"
+    if version is not None and version >= _ALL_LINES:
+        return Finding(word, "ok", f"{said}, and Slurm runs all of them")
+    if version is not None and version <= _LAST_LINE:
+        return Finding(
+            word, "fail", f"{said}: Slurm {version[0]}.{version[1]:02} runs {values[-1]} alone", _ONE_LINE
+        )
+    return Finding(word, "warn", f"{said}: older versions of Slurm run {values[-1]} alone", _ONE_LINE)
+
+
+def _slurm_version(facts: Facts) -> tuple[int, int] | None:
+    ran = commands.run(facts.config.slurm, "scontrol", "--version")
+    match = None if isinstance(ran, str) else re.search(r"([0-9]{2})\.([0-9]{1,2})", ran.out)
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def order_findings(hook: Hook, files: list[tuple[Path, str]]) -> Iterator[Finding]:

@@ -125,7 +125,7 @@ def _call(hook: Hook, place: Place) -> list[str]:
     return [
         f"{place.via} is your {hook}. In it, {where}:",
         f"    {place.path} || :",
-        f"(what '|| :' is for: only {place.via} itself can then fail; or let it be, and see --wrapper)",
+        f"(with '|| :' only {place.via} itself can fail). Or leave it as it is, and run this with --wrapper.",
     ]
 
 
