@@ -120,7 +120,8 @@ def test_unknown_in_the_tag_stays_unknown() -> None:
     [
         ({"admin_comment": ""}, NO_TAG),
         ({"admin_comment": "JS1:H4sI pfi=none of ours"}, NO_TAG),
-        ({"start_unix_s": AT_S + 60}, OLD_TAG),  # AdminComment outlives a requeue
+        ({"restart": 1}, OLD_TAG),  # AdminComment outlives a requeue
+        ({"restart": None, "start_unix_s": AT_S + 60}, OLD_TAG),
         ({"state": "PENDING", "start_unix_s": Special.NOT_SET}, OLD_TAG),
     ],
 )
@@ -130,6 +131,12 @@ def test_no_tag_of_another_run_is_taken_for_this_one_s(changes: dict[str, Any], 
     told = view_of(one)
     assert (told["flex"], told["pfi"], told["cost"]["capped_s"]) == (None, None, None)
     assert f"nothing: {why}" in " ".join(" ".join(tag_lines(told, 80)).split())
+
+
+def test_the_tag_of_a_later_run_is_its_own() -> None:
+    tag = replace(TAG, restart=2)
+    assert tag_of(run(format_tag(tag), restart=2))[0] == tag
+    assert tag_of(run(format_tag(tag), restart=0)) == (None, OLD_TAG)
 
 
 def test_a_tag_of_the_minute_in_which_the_run_began_is_its_own() -> None:

@@ -61,6 +61,10 @@ def tag_of(run: TaggedRun) -> tuple[Tag | None, str]:
     tag = find_tag(run.admin_comment)
     if tag is None:
         return None, NO_TAG
+    if run.restart is not None and tag.restart < run.restart:
+        return None, OLD_TAG
+    if run.restart is not None and run.restart != tag.restart:
+        return None, OLD_TAG
     started = run.start_unix_s if isinstance(run.start_unix_s, int) else None
     if run.state == "PENDING" or (started is not None and tag.at_unix_s + _MINUTE_S <= started):
         return None, OLD_TAG
