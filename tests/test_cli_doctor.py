@@ -298,7 +298,7 @@ def test_hooks_that_drain_nodes_fail(tmp_path: Path) -> None:
     (tmp_path / "prolog.d").mkdir()
     empty = hook(tmp_path, f"{tmp_path}/prolog.d/*")
     assert "matches no file on this node: Slurm drains it" in empty[0].found
-    assert empty[0].outcome == "fail"
+    assert [finding.outcome for finding in empty] == ["fail"]
     install(tmp_path / "prolog.d/slurm-pfi-prolog")
     install(tmp_path / "prolog.d/notes.txt", "note\n", mode=0o644)
     beside = hook(tmp_path, f"{tmp_path}/prolog.d/*")
@@ -314,8 +314,9 @@ def test_a_hook_that_others_may_write_fails(tmp_path: Path) -> None:
 
 
 def test_on_a_host_that_runs_no_jobs_a_missing_hook_says_nothing(tmp_path: Path) -> None:
-    finding = only(hook(tmp_path, str(tmp_path / "absent"), is_node=False))
-    assert finding.outcome == "unseen"
+    for value in ("absent", "absent.d/*"):
+        finding = only(hook(tmp_path, str(tmp_path / value), is_node=False))
+        assert finding.outcome == "unseen"
 
 
 def test_hook_and_agent_must_mean_the_same_folder(tmp_path: Path) -> None:

@@ -63,6 +63,11 @@ def hook_findings(
                 f"put {ours} into that folder, or take {hook} out of slurm.conf",
             )
     files = _files(values, conf_dir)
+    if not files:
+        if not is_node:
+            said = f"{hook}={','.join(values)} matches nothing on this host, which is no node"
+            yield Finding(word, "unseen", said, "run this on a node")
+        return
     damaged = [finding for path in files if (finding := _damage(hook, path, is_node=is_node))]
     yield from damaged
     for path in files:
