@@ -12,10 +12,12 @@ from slurm_pfi.slurm.backend import JobInfo, Special
 from slurm_pfi.slurm.text import SlurmTextError
 from slurm_pfi.slurm.timelimit import (
     MINUTE_S,
+    Partition,
     Reservation,
     Room,
     raised,
-    read_partition_limit,
+    read_partition,
+    read_qos_limits,
     read_reservations,
 )
 
@@ -86,6 +88,12 @@ def reserved(start_min: int, *nodes: str, name: str = "maint", minutes: int = 30
         (Room(Special.UNLIMITED, (reserved(-10, "n1", minutes=74),), "maint"), 64, "reservation maint has"),
         (Room(Special.UNLIMITED, (reserved(-10, "n1", minutes=600),), "maint"), 70, ""),
         (Room(Special.UNLIMITED, (), "maint"), None, "the end of its reservation maint is not known"),
+        (
+            Room(Special.UNLIMITED, (), "", (("a", 90 * MINUTE_S), ("b", 63 * MINUTE_S))),
+            63,
+            "QOS b allows 63 min",
+        ),
+        (Room(Special.UNLIMITED, (), "", (("a", 60 * MINUTE_S),)), None, "QOS a allows 60 min"),
         (Room(62 * MINUTE_S, (reserved(64, "n2"),), ""), 62, "partition main allows 62 min"),
     ],
 )
@@ -154,7 +162,9 @@ def test_never_lower_never_too_much_never_into_a_reservation(limit: int, more: i
     [("00:10:00", 600), ("1-00:00:00", 86400), ("UNLIMITED", Special.UNLIMITED), ("30", 1800)],
 )
 def test_the_limit_of_a_partition(limit: str, seconds: object) -> None:
-    assert read_partition_limit(PARTITION.format(limit=limit), "short") == seconds
+    text = PARTITION.format(limit=limit)
+    assert read_partition(text, "short") == Partition(seconds, "")  # type: ignore[arg-type]
+    assert read_partition(text.replace("QoS=N/A", "QoS=part"), "short").qos == "part"
 
 
 @pytest.mark.parametrize(
@@ -169,12 +179,25 @@ def test_the_limit_of_a_partition(limit: str, seconds: object) -> None:
 )
 def test_a_partition_that_is_not_understood(text: str) -> None:
     with pytest.raises(SlurmTextError):
-        read_partition_limit(text, "short")
+        read_partition(text, "short")
 
 
 def test_a_partition_of_another_name_is_none() -> None:
     with pytest.raises(SlurmTextError):
-        read_partition_limit(PARTITION.format(limit="30"), "long")
+        read_partition(PARTITION.format(limit="30"), "long")
+
+
+def test_the_limits_of_qos() -> None:
+    assert read_qos_limits("short|00:10:00\nany|\n", ("any", "short")) == (("short", 600),)
+    assert read_qos_limits("long|2-00:00:00\n", ("long",)) == (("long", 172800),)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "short\n", "short|x\n", "short|00:10:00\nlong|\n", "other|\n", "short|N/A\n"]
+)
+def test_qos_that_are_not_understood(text: str) -> None:
+    with pytest.raises(SlurmTextError):
+        read_qos_limits(text, ("short",))
 
 
 @pytest.mark.parametrize(

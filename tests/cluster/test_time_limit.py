@@ -27,7 +27,9 @@ TIMES: Final = {
     "full_read_min_s": 2,
 }
 SITE_OPTIONS = replace(
-    small_site(times=TIMES, policy={"compensate_time_limit": True, "time_limit_flex": "none"}),
+    small_site(
+        accounting=True, times=TIMES, policy={"compensate_time_limit": True, "time_limit_flex": "none"}
+    ),
     conf=("PartitionName=short Nodes=ALL MaxTime=2 State=UP",),
 )
 PARKED_W: Final = 200
@@ -129,10 +131,14 @@ def test_what_caps_cost_is_given_back_as_far_as_there_is_room(site: Site) -> Non
     assert limit_min(site, free) == "3:00"
 
 
-def test_an_array_task_and_a_component_get_their_own_limit(site: Site) -> None:
+def test_an_array_task_and_a_component_get_their_own_limit_within_their_qos(site: Site) -> None:
+    for words in ("add qos brief set MaxWall=9", "modify user nobody set qos=normal,brief"):
+        site.cluster.run(["sacctmgr", "--immediate", *words.split()], user="root")
     script = "#!/bin/sh\nexec sleep 100\n"
-    array = site.cluster.sbatch(script, "--time=5", "--gres=gpu:1", "--array=3,7")
-    het = site.cluster.sbatch(script, "--time=5", "--gres=gpu:1", ":", "--time=5", "--gres=gpu:1")
+    array = site.cluster.sbatch(script, "--time=5", "--gres=gpu:1", "--qos=normal", "--array=3,7")
+    het = site.cluster.sbatch(
+        script, "--time=5", "--gres=gpu:1", "--qos=normal", ":", "--time=5", "--gres=gpu:1", "--qos=brief"
+    )
     site.cluster.wait_job_state(het, "RUNNING")
     slurm = SlurmCommands(SlurmSection(conf=str(site.cluster.slurm_conf)), timeout_s=30)
 
@@ -147,10 +153,13 @@ def test_an_array_task_and_a_component_get_their_own_limit(site: Site) -> None:
             job: Any = (await limits())[name]
             room = await slurm.room(job)
             assert isinstance(room, Room)
-            found = raised(job, number * 60, room)
+            assert (job.qos, room.qos) == (
+                ("brief", (("brief", 540),)) if name == f"{het}+1" else ("normal", ())
+            )
+            found = raised(job, number * 120, room)
             assert found.limit_s is not None
             assert await slurm.set_time_limit(job.spec, found.limit_s) == Updated()
         after: dict[str, Any] = await limits()
-        assert [after[name].limit_s for name in names] == [360, 420, 480, 540]
+        assert [after[name].limit_s for name in names] == [420, 540, 660, 540]
 
     asyncio.run(story())

@@ -20,7 +20,7 @@ from ..config import SlurmSection
 from .backend import AdminComment, JobGone, JobInfo, Unavailable, Updated
 from .squeue import FIELDS, UNSET, named, read_jobs, split_rows, squeue_words
 from .text import SlurmTextError, parse_count
-from .timelimit import MINUTE_S, Room, read_partition_limit, read_reservations
+from .timelimit import MINUTE_S, Room, read_partition, read_qos_limits, read_reservations
 from .version import Probed, UnknownVersion, read_version
 
 _COMMENT_FIELDS: Final = ("JobID", "RestartCnt", "admin_comment")
@@ -128,24 +128,40 @@ class SlurmCommands:
             for row in rows
             if row["JobID"] == str(job.job_id).encode()  # of an array's leader squeue shows every task
         ]
-        partition = await self._run("scontrol", "--all", "--oneliner", "show", "partition", job.partition)
-        reservations = await self._run("scontrol", "--all", "--oneliner", "show", "reservation")
-        for ran in (partition, reservations):
-            if isinstance(ran, Unavailable):
-                return ran
-            if ran.exit_code != 0 or ran.error:
-                return Unavailable(f"scontrol show exited {ran.exit_code}: {ran.error or ran.out[:200]!r}")
         if len(own) != 1:
             return _absent(job.job_id)
-        assert not isinstance(partition, Unavailable) and not isinstance(reservations, Unavailable)
         try:
-            return Room(
-                partition_s=read_partition_limit(partition.out.decode("utf-8", "replace"), job.partition),
-                reservations=read_reservations(reservations.out.decode("utf-8", "replace")),
-                own=named(own[0]),
+            partition = read_partition(
+                await self._told("scontrol", "--all", "--oneliner", "show", "partition", job.partition),
+                job.partition,
             )
+            reservations = read_reservations(
+                await self._told("scontrol", "--all", "--oneliner", "show", "reservation")
+            )
+            names = sorted({name for name in (job.qos, partition.qos) if name})
+            # Not by "scontrol show assoc_mgr": where there is no accounting, that ends the slurmctld of 22.05.
+            asked = (
+                "sacctmgr",
+                "--noheader",
+                "--parsable2",
+                "show",
+                "qos",
+                "where",
+                f"name={','.join(names)}",
+            )
+            qos = read_qos_limits(await self._told(*asked, "format=name,maxwall"), names) if names else ()
         except SlurmTextError as error:
-            return Unavailable(f"what bounds the time limit of job {job.spec} is not understood: {error}")
+            return Unavailable(f"what bounds the time limit of job {job.spec} is not known: {error}")
+        return Room(partition_s=partition.limit_s, reservations=reservations, own=named(own[0]), qos=qos)
+
+    async def _told(self, *words: str) -> str:
+        """What a command told. Raises SlurmTextError where it gave no answer, or complained."""
+        ran = await self._run(*words)
+        if isinstance(ran, Unavailable):
+            raise SlurmTextError(ran.why)
+        if ran.exit_code != 0 or ran.error:
+            raise SlurmTextError(f"{' '.join(words)} exited {ran.exit_code}: {ran.error or ran.out[:200]!r}")
+        return ran.out.decode("utf-8", "replace")
 
     async def _update(self, job_spec: str, change: str | bytes) -> Updated | JobGone | Unavailable:
         ran = await self._run("scontrol", "update", f"jobid={job_spec}", change)

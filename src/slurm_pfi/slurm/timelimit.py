@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -19,7 +19,9 @@ _RESERVATION: Final = re.compile(
     r"ReservationName=(?P<name>\S+) StartTime=(?P<start>\S+) EndTime=(?P<end>\S+) Duration=\S+ Nodes=(?P<nodes>\S*) "
     r"NodeCnt=\d+ .*"
 )
-_PARTITION: Final = re.compile(r"PartitionName=(?P<name>\S+) (?:.* )?MaxTime=(?P<limit>\S+) .*")
+_PARTITION: Final = re.compile(
+    r"PartitionName=(?P<name>\S+) (?:.* )?QoS=(?P<qos>\S+) (?:.* )?MaxTime=(?P<limit>\S+) .*"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +39,13 @@ class Room:
     """What bounds the time limit of one job.
 
     ``partition_s``: its partition's MaxTime; ``reservations``: all that are known; ``own``: the reservation that the
-    job runs in, empty if none.
+    job runs in, empty if none; ``qos``: name and MaxWall (seconds) of its QOS and its partition's, where they have one.
     """
 
     partition_s: Span
     reservations: tuple[Reservation, ...]
     own: str
+    qos: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,9 @@ def raised(job: JobInfo, more_s: int, room: Room) -> Raise:
             room.partition_s,
             f"partition {job.partition} allows {room.partition_s // MINUTE_S} min",
         )
+    for name, most_s in room.qos:
+        if most_s < wanted_s:
+            wanted_s, why = most_s, f"QOS {name} allows {most_s // MINUTE_S} min"
     for one in room.reservations:
         until_s = _free_until(job, one, room.own)
         if until_s is None:
@@ -106,15 +112,37 @@ def _free_until(job: JobInfo, one: Reservation, own: str) -> int | None:
 # --------------------------------------------------------------------------------------------------- scontrol's text
 
 
-def read_partition_limit(out: str, name: str) -> Span:
-    """MaxTime in ``scontrol -o show partition NAME``, seconds or unlimited. Raises SlurmTextError."""
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """MaxTime of a partition, and the QOS whose limits hold in it, empty if none."""
+
+    limit_s: Span
+    qos: str
+
+
+def read_partition(out: str, name: str) -> Partition:
+    """``scontrol -o show partition NAME``. Raises SlurmTextError."""
     match = _PARTITION.fullmatch(out.strip())
     if match is None or match["name"] != name:
         raise SlurmTextError(f"{out[:64]!r} is not partition {name}")
-    limit = parse_limit_s(match["limit"])
-    if limit is Special.NOT_SET:
+    limit_s = parse_limit_s(match["limit"])
+    if limit_s is Special.NOT_SET:
         raise SlurmTextError(f"MaxTime={match['limit']} of partition {name} is not understood")
-    return limit
+    return Partition(limit_s, "" if match["qos"] in {"N/A", "(null)"} else match["qos"])
+
+
+def read_qos_limits(out: str, names: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """MaxWall of each of these QOS that has one: ``sacctmgr -nP show qos format=name,maxwall``.
+
+    Raises SlurmTextError, also where one of them is not told.
+    """
+    told = dict(line.rpartition("|")[::2] for line in out.splitlines())
+    if told.keys() != set(names):
+        raise SlurmTextError(f"sacctmgr told of QOS {sorted(told)}, asked for {sorted(names)}")
+    limits = {name: parse_limit_s(text) for name, text in told.items() if text}
+    if Special.NOT_SET in limits.values():
+        raise SlurmTextError(f"MaxWall of QOS is not understood: {told}")
+    return tuple((name, limit_s) for name, limit_s in limits.items() if isinstance(limit_s, int))
 
 
 def read_reservations(out: str) -> tuple[Reservation, ...]:
