@@ -16,7 +16,7 @@ import pytest
 
 from slurm_pfi.bus.asking import NO, Reply, Request
 from slurm_pfi.bus.unix import Peer
-from slurm_pfi.config import Config
+from slurm_pfi.config import Config, SlurmSection
 from slurm_pfi.controller.orders import Orders
 from slurm_pfi.controller.outcome import WindowReport
 from slurm_pfi.controller.privacy import (
@@ -29,6 +29,7 @@ from slurm_pfi.controller.privacy import (
 )
 from slurm_pfi.controller.shell import Controller
 from slurm_pfi.slurm.backend import SlurmBackend, Unavailable
+from slurm_pfi.slurm.cli import SlurmCommands
 
 from .report_samples import made_report
 from .test_cli_answers import controller, ended
@@ -147,11 +148,14 @@ def test_private_names_leave_the_figures(controller: Controller) -> None:
 
 def test_faults_of_nodes_may_name_jobs() -> None:
     node = {"name": "n1", "faults": ["run c:7.0: odd", "b"], "refused": "the run c:7.0"}
-    whole = {"nodes": [node, {"name": "n2", "faults": [], "refused": ""}]}
+    nodes = [node, {"name": "n2", "faults": [], "refused": ""}]
+    whole: dict[str, Any] = {"nodes": nodes, "tags": {"written": 3, "trouble": "job c:7: its tag"}}
     told = private_status(whole, Asker(1, JOBS))
     assert "c:7" not in json.dumps(told)
     assert told["nodes"][0]["faults"] == ["2 faults; admins are told which"]
+    assert told["nodes"][0]["refused"] == told["tags"]["trouble"] == "admins are told why"
     assert told["nodes"][1] == whole["nodes"][1]
+    assert told["tags"]["written"] == 3
     assert private_status(whole, Asker(1, NAMES)) is whole
 
 
@@ -183,6 +187,30 @@ def test_a_report_has_the_reader_s_own_runs_in_it_and_all_sums(tmp_path: Path) -
 
 
 # ------------------------------------------------------------------------------------------------ what Slurm says
+
+
+@pytest.mark.parametrize(
+    ("printed", "words"),
+    [
+        ("PrivateData             = none", NOTHING),
+        ("PrivateData             = jobs,usage", frozenset({"jobs", "usage"})),
+        ("PrivateData             = cloud", frozenset({"cloud"})),
+        ("PrivateData             = (null)", None),
+        ("PrivateData             = ", None),
+        ("NoPrivateData           = none", None),
+        ("PrivateData             = none\nPrivateData             = jobs", None),
+    ],
+)
+def test_slurm_s_word_is_read_strictly(tmp_path: Path, printed: str, words: frozenset[str] | None) -> None:
+    path = tmp_path / "scontrol"
+    path.write_text(f"#!/bin/sh\ncat <<'.'\nConfiguration data\n{printed}\nPluginDir = /usr\n.\n")
+    path.chmod(0o755)
+    section = SlurmSection(bin_dir=str(tmp_path))
+    answer = asyncio.run(SlurmCommands(section, timeout_s=10).private_data())
+    if words is None:
+        assert isinstance(answer, Unavailable)
+    else:
+        assert answer == words
 
 
 class Says:
