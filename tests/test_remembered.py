@@ -38,13 +38,16 @@ def test_a_restart_in_a_window_loses_no_baseline_and_no_loss(tmp_path: Path) -> 
     history = History(tmp_path / "history.db", days=1, most_bytes=2**24, on_fault=print)
     history.start()
     try:
-        history.add(kept_records(world.controller.runs.values(), "boot", world.unix_s))
+        kept_s = world.unix_s
+        history.add(kept_records(world.controller.runs.values(), "boot", kept_s))
         assert history.flush()
         world.kill_controller()
         world.run(10)
         kept = read_record(history.kept_record(str(RUN), "boot"))
         assert read_record(history.kept_record(str(RUN), "another boot")) is None
         assert read_record(history.kept_record("world:2.0", "boot")) is None
+        assert read_record(history.kept_record(str(RUN), "boot", kept_s)) == kept
+        assert read_record(history.kept_record(str(RUN), "boot", kept_s + 1)) is None, "of a run before it"
     finally:
         history.close()
     assert kept == before

@@ -306,7 +306,9 @@ class Controller:
             job = event.job
             event = msgspec.structs.replace(event, given_s=self._given.of(event.run))
             with contextlib.suppress(HistoryError):  # it says itself what is wrong with it
-                kept = read_record(self.history.kept_record(str(event.run), self._boot_id))
+                # A slurmctld that lost its state begins again at job 1: what is older than the run is of another.
+                began_s = float(job.start_unix_s) if isinstance(job.start_unix_s, int) else 0.0
+                kept = read_record(self.history.kept_record(str(event.run), self._boot_id, began_s))
                 kins = self.history.recall(job.user_id, job.account, job.name) if kin_name(job) else ()
                 event = msgspec.structs.replace(event, kins=tuple(kins), kept=kept)
         self.take(event)

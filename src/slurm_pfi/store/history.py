@@ -392,9 +392,9 @@ class History:
         """What is remembered of this user's work of that name, the newest first."""
         return self._read(lambda connection: db.recall(connection, uid, account, name))
 
-    def kept_record(self, run: str, boot_id: str) -> bytes | None:
-        """What an earlier controller of this boot left of a run's measurements."""
-        return self._read(lambda connection: db.kept_record(connection, run, boot_id))
+    def kept_record(self, run: str, boot_id: str, since_s: float = 0.0) -> bytes | None:
+        """What an earlier controller of this boot left of a run's measurements since then (Unix seconds)."""
+        return self._read(lambda connection: db.kept_record(connection, run, boot_id, since_s))
 
     def _read(self, question: Callable[[sqlite3.Connection], T]) -> T:
         try:

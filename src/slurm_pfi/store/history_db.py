@@ -322,10 +322,10 @@ def ended_since(connection: sqlite3.Connection, since_s: float, uid: int | None,
     return [msgspec.json.decode(value, type=EndedRun) for (value,) in reversed(found)]
 
 
-def kept_record(connection: sqlite3.Connection, run: str, boot_id: str) -> bytes | None:
-    """What an earlier controller of this boot measured of a run; None if it left nothing."""
+def kept_record(connection: sqlite3.Connection, run: str, boot_id: str, since_s: float) -> bytes | None:
+    """What an earlier controller of this boot measured of a run; None if it left nothing since then."""
     found = connection.execute(
-        "SELECT value FROM kept_record WHERE run = ? AND boot = ?", (run, boot_id)
+        "SELECT value FROM kept_record WHERE run = ? AND boot = ? AND t >= ?", (run, boot_id, since_s)
     ).fetchone()
     return None if found is None else bytes(found[0])
 
