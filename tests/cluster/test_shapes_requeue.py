@@ -23,6 +23,7 @@ from ..shape_site import (
     open_limit,
     runs,
     wait_capped,
+    wait_for,
     wait_nothing_known,
     wait_states,
     wait_tagged,
@@ -104,6 +105,23 @@ def test_a_requeued_job_is_a_new_run_on_another_node(site: Site) -> None:
     assert set(caps_mw(site, first)) == {PARK_MW}
     assert ended(site, f"{job}.0")
     assert "ended" in site.cli("job", f"{job}.0").stdout
+    site.cluster.cancel_all()
+    wait_nothing_known(site)
+
+
+def test_one_task_of_an_array_is_requeued_and_the_other_goes_on(site: Site) -> None:
+    array = site.submit(TRAIN, gpus=1, flex="high", where="n1", more=["--array=0-1"])
+    wait_as("both run", lambda: len(runs(site)) == 2)
+    wait_tagged(site, {f"{array}_0": "high", f"{array}_1": "high"})
+    ids = {run["spec"]: run["job_id"] for run in runs(site).values()}
+    goes, stays = ids[f"{array}_0"], ids[f"{array}_1"]
+    open_limit(site, 4300)  # six parked: 550 W for each of the two
+    wait_capped(site, f"{goes}.0", f"{stays}.0")
+    site.cluster.requeue(goes)
+    wait_states(site, {f"{goes}.1": "admitted", f"{stays}.0": "admitted"})
+    wait_capped(site, f"{goes}.1", f"{stays}.0")
+    wait_for("the tag", True, lambda: comments(site)[f"{array}_0"] == runs(site)[f"{goes}.1"]["tag"] != "")
+    assert [run["job_id"] for run in runs(site).values() if run["restart"]] == [goes]
     site.cluster.cancel_all()
     wait_nothing_known(site)
 
