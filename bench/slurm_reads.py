@@ -17,7 +17,7 @@ from slurm_pfi.config import Config, NodeSet, SlurmSection
 from slurm_pfi.controller import state as cs
 from slurm_pfi.controller.slurm_worker import READERS, SlurmWorker
 from slurm_pfi.model import Run
-from slurm_pfi.slurm.cli import SlurmCommands
+from slurm_pfi.slurm.choice import open_backend
 
 SAMPLES: Final = 50
 
@@ -37,7 +37,9 @@ async def read(conf: str, count: int, jobs: list[int]) -> dict[str, object]:
         slurm=SlurmSection(conf=conf),
         node_set=(NodeSet(names="n1", gpus=1, gpu_max_w=700, overhead_w=0),),
     )
-    backend = SlurmCommands(config.slurm, timeout_s=config.times.slurm_timeout_s)
+    backend = open_backend(
+        config.slurm, timeout_s=config.times.slurm_timeout_s, say=lambda text: print(text, file=sys.stderr)
+    )
     came = asyncio.Semaphore(2 * READERS)
     answers, unknown = 0, 0
     samples: list[tuple[int, int]] = []
