@@ -120,7 +120,13 @@ def _other_unit(record: Record) -> Record:
     """Its counter counts something else now: what was done cannot be added up with it."""
     record = new_segment(record, priced=False, saved=True)
     tally = replace(
-        record.tally, done=0.0, done_capped=0.0, past_work_s=0.0, past_lost=0.0, past_lost_sd=0.0, past_lost_s=0.0
+        record.tally,
+        done=0.0,
+        done_capped=0.0,
+        past_work_s=0.0,
+        past_lost=0.0,
+        past_lost_sd=0.0,
+        past_lost_s=0.0,
     )
     tally = replace(tally, unpriced_s=tally.unpriced_s + record.tally.past_work_s)
     return replace(record, tally=tally)
