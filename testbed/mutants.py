@@ -25,6 +25,7 @@ from .fault_mutants import FAULT_MUTANTS
 from .manner_mutants import MANNER_MUTANTS
 from .mutant import Mutant
 from .telemetry_mutants import TELEMETRY_MUTANTS
+from .tag_mutants import TAG_MUTANTS
 from .time_mutants import TIME_MUTANTS
 
 REPO: Final = Path(__file__).resolve().parent.parent
@@ -52,6 +53,7 @@ MUTANTS: Final = (
     *TIME_MUTANTS,
     Mutant(
         name="raise-before-lower",
+    *TAG_MUTANTS,
         invariant="1",
         file="allocation/transition.py",
         old="    if room_mw < 0:\n        return tuple(caps)\n",
