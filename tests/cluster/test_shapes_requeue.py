@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import time
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from testbed import gpus
@@ -29,7 +29,6 @@ from ..shape_site import (
     wait_tagged,
 )
 from ..site_fixture import (
-    DEFAULT_MW,
     PARK_MW,
     TRAIN,
     caps_mw,
@@ -65,10 +64,14 @@ def wait_own_tag(site: Site, job: int, restart: int) -> None:
 def lose_power(site: Site, node: str, job: int) -> None:
     """Everything on the node ends at once, slurmd, its one job and the agent; what lies on its disk stays."""
     site.cluster.stop_slurmd(node, signal.SIGKILL)
-    doomed = processes_naming(site.cluster.layout.root, below=f"slurmstepd: [{job}.")
+    step = f"slurmstepd: [{job}."
+    doomed = {psutil.Process(pid) for pid in processes_naming(site.cluster.layout.root, below=step)}
+    doomed |= {
+        above for one in doomed for above in one.parents() if " ".join(above.cmdline()).startswith(step)
+    }
     for number in (signal.SIGSTOP, signal.SIGKILL):  # none may tell of the others' end
-        for pid in doomed:
-            os.kill(pid, number)
+        for one in doomed:
+            one.send_signal(number)
     site.kill(node)
 
 
@@ -166,7 +169,7 @@ def test_a_node_dies_and_its_job_runs_on_elsewhere_under_the_same_id(site: Site)
     ]
     site.cluster.cancel_all()
     wait_nothing_known(site)
-    assert DEFAULT_MW not in caps_mw(site)
+    wait_as("all are parked", lambda: set(caps_mw(site)) == {PARK_MW})
 
 
 @contextmanager
