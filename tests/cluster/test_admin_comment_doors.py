@@ -326,6 +326,13 @@ def test_slurmrestd_takes_it_from_an_admin_where_it_knows_the_field(doors: Doors
     assert doors.admin_comment(job) == (FORGED if known else "")
 
 
+def test_slurmrestd_does_not_run_as_root(doors: Doors) -> None:
+    command = ["sh", "-c", "printf 'GET /openapi/v3 HTTP/1.1\\r\\n\\r\\n' | slurmrestd -a rest_auth/local"]
+    refused = doors.cluster.run(command, user="root", check=False)
+    assert refused.returncode != 0
+    assert "HTTP/1.1 200" not in refused.stdout
+
+
 # ------------------------------------------------------------------------------- the accounting, after the job's end
 
 
