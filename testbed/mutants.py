@@ -22,11 +22,13 @@ from typing import Final
 from .board_mutants import BOARD_MUTANTS
 from .chaos_mutants import CHAOS_MUTANTS
 from .fault_mutants import FAULT_MUTANTS
+from .hook_mutants import HOOK_MUTANTS
 from .manner_mutants import MANNER_MUTANTS
 from .mutant import Mutant
-from .telemetry_mutants import TELEMETRY_MUTANTS
 from .tag_mutants import TAG_MUTANTS
+from .telemetry_mutants import TELEMETRY_MUTANTS
 from .time_mutants import TIME_MUTANTS
+from .user_mutants import USER_MUTANTS
 
 REPO: Final = Path(__file__).resolve().parent.parent
 COPIED: Final = ("src", "tests", "testbed", "pyproject.toml", "prolog", "epilog", "etc", "spank")
@@ -47,13 +49,15 @@ NODE: Final = (
 MUTANTS: Final = (
     *FAULT_MUTANTS,
     *BOARD_MUTANTS,
+    *HOOK_MUTANTS,
     *MANNER_MUTANTS,
     *CHAOS_MUTANTS,
     *TELEMETRY_MUTANTS,
+    *TAG_MUTANTS,
     *TIME_MUTANTS,
+    *USER_MUTANTS,
     Mutant(
         name="raise-before-lower",
-    *TAG_MUTANTS,
         invariant="1",
         file="allocation/transition.py",
         old="    if room_mw < 0:\n        return tuple(caps)\n",
