@@ -46,6 +46,7 @@ def jobs(context: click.Context, mine: bool, ended: bool, as_json: bool) -> None
         out.print(
             f"no run{of} with a GPU is known{', nor one that ended within the last day' if ended else ''}"
         )
+        out.print(SOURCES["controller"])
         return
     show_table(out, [column for column in COLUMNS if not (mine and column.heading == "USER")], data)
     notes = [f"{job_text(run)}: {run['note']}" for run in data if run["note"]]
