@@ -69,6 +69,13 @@ def event(at_s: float, kind: str, words: str = "") -> dict[str, Any]:
     return {"unix_s": at_s, "run": "c:1.0", "kind": kind, "text": words or kind}
 
 
+def test_a_tag_that_could_not_be_written_is_told_while_the_run_lasts() -> None:
+    trouble = "not rewritable: text of others reads differently in two ways, so it is left alone"
+    assert f"its tag does not stand in Slurm as it should: {trouble}" in text(told(tag_trouble=trouble))
+    assert "its tag" not in text(told())
+    assert "its tag" not in text(told(tag_trouble=trouble, ended_unix_s=NOW_S, state="ended"))
+
+
 def test_a_measured_run_is_told_with_figures_and_their_intervals() -> None:
     said = text(told())
     assert "job 1 of user: running" in said

@@ -18,6 +18,7 @@ from slurm_pfi.controller.pace import FIRST_PAUSE_S, MOST_PAUSE_S, SLOW_S, Pace
 from slurm_pfi.controller.slurm_worker import SlurmWorker
 from slurm_pfi.controller.state import Event, TagWritten, WriteTag
 from slurm_pfi.model import Run
+from slurm_pfi.slurm.backend import JobGone, Unavailable
 from slurm_pfi.slurm.tag import Tag, find_tag, format_tag
 from slurm_pfi.slurm.tagwrite import TagWrite, write_tag
 
@@ -83,6 +84,17 @@ def test_another_writer_right_behind_us_is_seen_and_stays() -> None:
     slurm = SlurmInMemory(texts={1: ""}, rival=lambda _ours: JS1)
     done = put(slurm)
     assert (done.outcome, slurm.texts[1]) == ("raced", JS1)
+
+
+def test_a_text_that_is_changed_while_it_is_read_is_no_text_that_cannot_be_kept() -> None:
+    class Changing(SlurmInMemory):
+        async def confirms_comment(self, job_spec: str, text: str) -> bool | JobGone | Unavailable:
+            self.texts[1] += "!"
+            return await super().confirms_comment(job_spec, text)
+
+    slurm = Changing(texts={1: "note"})
+    assert put(slurm).outcome == "raced"
+    assert (slurm.writes, slurm.texts[1]) == ([], "note!")
 
 
 def test_a_job_that_was_requeued_meanwhile_does_not_get_the_old_runs_tag() -> None:
@@ -248,6 +260,19 @@ def test_one_job_whose_tag_is_refused_does_not_hold_up_the_others() -> None:
     assert worker.tag_view()["written"] == 99
     assert rig.told[0].trouble == "unavailable: Access/permission denied"
     assert not rig.told[0].ok
+
+
+def test_a_new_rate_holds_from_the_next_write_on() -> None:
+    rig = Rig(SlurmInMemory(texts=dict.fromkeys(range(1, 101), "")))
+
+    async def story(worker: SlurmWorker) -> None:
+        worker.set_rate(1.0)
+        for job_id in rig.slurm.texts:
+            worker.write_tag(order(job_id))
+        await asyncio.sleep(10.5)
+
+    rig.play(story)
+    assert len(rig.slurm.writes) == 11
 
 
 def test_shutdown_does_not_wait_for_a_slurmctld_that_hangs() -> None:

@@ -50,6 +50,7 @@ TEXTS: Final = {
     "no UTF-8": "Zo\udceb \udcff\udcfe\udc80",
     "30,000 characters": "long " * 6000,
 }
+WRITES: Final = 25
 TAG: Final = Tag(
     pfi=1.5,
     source="default",
@@ -105,6 +106,44 @@ def test_whatever_others_wrote_stays_byte_for_byte_beside_every_new_tag(site: Si
 
     for what, left in asyncio.run(scenario()).items():
         assert left == [f"{TEXTS[what]} {format_tag(tag)}" for tag in (TAG, second)], what
+
+
+def test_beside_a_busy_writer_no_text_is_torn_or_doubled(site: Site) -> None:
+    """Slurm has no compare-and-set: a note may be lost in the milliseconds of a write, but no more."""
+    job = site.cluster.sbatch("#!/bin/sh\nexec sleep 600\n")
+    site.cluster.wait_job_state(job, "RUNNING")
+    slurm, tags = backend(site), [replace(TAG, energy_wh=number) for number in range(WRITES)]
+    notes = [f"{JS1} {number}" for number in range(WRITES)]
+    seen: list[str] = []
+
+    async def rival() -> None:
+        for note in notes:
+            assert await slurm.set_admin_comment(str(job), note) == Updated()
+
+    async def ours(known: JobInfo) -> list[str]:
+        outcomes: list[str] = []
+        for tag in tags:
+            done = await write_tag(slurm, known, tag)
+            outcomes.append(done.outcome)
+            comment = await slurm.admin_comment(job)
+            assert isinstance(comment, AdminComment)
+            seen.append(comment.text)
+        return outcomes
+
+    async def scenario() -> list[str]:
+        known = await slurm.job(job)
+        assert isinstance(known, JobInfo)
+        outcomes, _ = await asyncio.gather(ours(known), rival())
+        assert (await write_tag(slurm, known, TAG)).outcome == "written"
+        return outcomes
+
+    outcomes = asyncio.run(scenario())
+    assert set(outcomes) <= {"written", "raced"}
+    whole = {
+        f"{note}{tag}" for note in ["", *notes] for tag in ["", *(f" {format_tag(tag)}" for tag in tags)]
+    }
+    assert {f" {text}" if text.startswith("pfi=") else text for text in seen} <= whole
+    assert shown_whole(site, job).endswith(f" {format_tag(TAG)}")
 
 
 def test_the_texts_of_the_field_survive_the_controller_and_are_in_sacct(site: Site) -> None:

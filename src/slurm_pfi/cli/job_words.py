@@ -124,6 +124,8 @@ def _done(told: _Told) -> list[str]:
             f"caps held it down for {format_duration(cost['capped_s'])} of the "
             f"{format_duration(cost['known_s'])} that it was watched"
         )
+    if told.get("tag_trouble") and not ended(told):
+        lines.append(f"its tag does not stand in Slurm as it should: {told['tag_trouble']}")
     return lines
 
 

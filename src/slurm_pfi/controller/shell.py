@@ -225,6 +225,7 @@ class Controller:
             return
         self.config = config
         self.core = Core(config, self.core.science)
+        self._slurm.set_rate(config.tag.max_writes_per_s)
         self.state = with_nodes(self.state, declared)
         self._tell_site()
         log.info("config reloaded", path=str(self._path))

@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -78,6 +79,10 @@ class SlurmWorker:
         """Raise a time limit when its turn comes, before any tag; the answer comes as TimeLimitRaised."""
         self._raises[order.run] = order
         self._ready.set()
+
+    def set_rate(self, writes_per_s: float) -> None:
+        """The most writes a second, from the next one on."""
+        self._pace = replace(self._pace, rate_per_s=writes_per_s)
 
     def tag_view(self) -> dict[str, Any]:
         """What became of all tags since the start, how many wait, and why if none can be written now."""

@@ -13,7 +13,7 @@ Outcome: TypeAlias = Literal["written", "raced", "gone", "not_rewritable", "unav
 
 @dataclass(frozen=True, slots=True)
 class TagWrite:
-    """What became of one write. ``raced``: it was made, but another writer's text stands there now.
+    """What became of one write. ``raced``: another writer changed the field at the same time, and its text stands.
 
     ``text`` is the field as it was left, for the next write of this run; None where it is not known.
     """
@@ -47,9 +47,7 @@ async def write_tag(backend: SlurmBackend, job: JobInfo, tag: Tag, known: str | 
         if isinstance(confirmed, (JobGone, Unavailable)):
             return _failed(confirmed)
         if not confirmed:
-            return TagWrite(
-                "not_rewritable", "text of others reads differently in two ways, so it is left alone"
-            )
+            return await _unlike(backend, job, before.text)
     answer = await backend.set_admin_comment(job.spec, wanted)
     if isinstance(answer, (JobGone, Unavailable)):
         return _failed(answer)
@@ -59,6 +57,14 @@ async def write_tag(backend: SlurmBackend, job: JobInfo, tag: Tag, known: str | 
     if after.text != wanted:
         return TagWrite("raced", "another writer's text stands in the AdminComment, or Slurm changed ours")
     return TagWrite("written", text=wanted)
+
+
+async def _unlike(backend: SlurmBackend, job: JobInfo, text: str) -> TagWrite:
+    """Two ways of reading told different texts: it was changed between them, or one of them loses some of it."""
+    again = await backend.admin_comment(job.job_id)
+    if isinstance(again, AdminComment) and again.text != text:
+        return TagWrite("raced", "another writer changed the AdminComment while it was read")
+    return TagWrite("not_rewritable", "text of others reads differently in two ways, so it is left alone")
 
 
 def _later_run(comment: AdminComment, job: JobInfo) -> TagWrite | None:
