@@ -89,6 +89,7 @@ def test_an_unusable_file_is_refused_by_file_place_and_what_is_allowed(name: str
         ("[node]\nstate_dir = 'run'", "node.state_dir = 'run': write an absolute path"),
         ("[node]\nhook_log = 'log'", "node.hook_log = 'log': write an absolute path"),
         ("[slurm]\nbin_dir = 'bin'", "slurm.bin_dir = 'bin': write an absolute path"),
+        ("[slurm]\nbackend = 'rest'", "expected one of auto, cli, json, pyslurm"),
         ("[times]\nnode_answer_s = 9.5", "times.node_answer_s = 9.5: with times.cycle_window_s = 1"),
         ("[times]\nresponse_s = 5\nnode_answer_s = 4", "times.device_deadline_s = 5: with"),
         ("times.cycle_s = 'x'", 'times.cycle_s = "x": expected a number'),

@@ -81,7 +81,10 @@ class SlurmCommands:
     async def _read_jobs(self, job_id: int | None) -> tuple[JobInfo, ...] | JobGone | Unavailable:
         """One job, of an array's leader all tasks too, or all jobs."""
         rows = await self._squeue(FIELDS, job_id)
-        return read_jobs(rows) if isinstance(rows, list) else rows
+        if not isinstance(rows, list):
+            return rows
+        # Thousands of jobs take a good part of a second, in which the daemon must not stand still.
+        return read_jobs(rows) if job_id is not None else await asyncio.to_thread(read_jobs, rows)
 
     async def admin_comment(self, job_id: int) -> AdminComment | JobGone | Unavailable:
         """See SlurmBackend."""

@@ -58,9 +58,8 @@ class JobRef:
 
 def parse_count(text: str, *, most: int = MAX_JOB_ID) -> int:
     """A whole number from 0 to ``most``, digits only. Raises SlurmTextError."""
-    place = _first_not_in(text, "0123456789")
-    if not text or place < len(text):
-        raise damaged(text, place, f"a number up to {most}")
+    if not (text.isascii() and text.isdigit()):
+        raise damaged(text, _first_not_in(text, "0123456789"), f"a number up to {most}")
     if len(text) > 20 or int(text) > most:
         raise damaged(text, 0, f"a number up to {most}")
     return int(text)
