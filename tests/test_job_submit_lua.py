@@ -239,9 +239,13 @@ def test_the_qos_is_had_for_the_asking_by_who_deserves_it(lua: str) -> None:
 
 
 def test_two_flags_that_differ_count_for_nothing(lua: str) -> None:
-    twice = {"spank_job_env": {0: "PFI_FLEX=high", 1: "PFI_FLEX=low"}, "spank_job_env_size": 2}
-    assert submit(lua, job(None, **twice)) == (0, "", [])
-    assert submit(lua, job(None, **twice, qos="flexible"))[0] == REFUSED
+    for first, second in (("high", "low"), ("low", "high")):
+        twice = {
+            "spank_job_env": {0: f"PFI_FLEX={first}", 1: f"PFI_FLEX={second}"},
+            "spank_job_env_size": 2,
+        }
+        assert submit(lua, job(None, **twice)) == (0, "", [])
+        assert submit(lua, job(None, **twice, qos="flexible"))[0] == REFUSED
     same = {"spank_job_env": {0: "PFI_FLEX=high", 1: "PFI_FLEX=high"}, "spank_job_env_size": 2}
     assert submit(lua, job(None, **same))[1] == "flexible"
 
