@@ -259,6 +259,31 @@ def test_no_hook_is_missed_by_a_slurmd_that_runs_them_meanwhile(
         assert not ours.exists()
 
 
+def test_a_hook_that_is_looked_for_while_it_goes_is_there_again(
+    globs: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """slurmd lists the folder in the very instant before the file goes, and starts it some milliseconds later."""
+    globs.run("install")
+    folder = globs.root / "etc/prolog.d"
+    ours = folder / "zz-slurm-pfi-prolog"
+    listed: list[Path] = []
+    found: list[bool] = []
+    rename = os.rename
+
+    def at_the_worst_time(old: str, new: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        if old == ours.name and not listed:
+            listed.extend(folder.iterdir())
+        elif old == ours.name:
+            found.append(ours.exists())
+        rename(old, new, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+    monkeypatch.setattr(os, "rename", at_the_worst_time)
+    assert globs.run("remove")[0] == 0
+    assert ours in listed
+    assert found == [True], "it was put back for who had listed it, and went at the second try"
+    assert sorted(path.name for path in folder.iterdir()) == ["10-site"]
+
+
 # ------------------------------------------------------------------------------------------- one script, or none
 
 

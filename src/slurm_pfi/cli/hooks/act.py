@@ -43,12 +43,12 @@ def told(step: Step, *, done: bool) -> str:
 
 def perform(steps: tuple[Step, ...], tell: Callable[[str], None], patience_s: float = PATIENCE_S) -> None:
     """All steps in their order, each told when it is done. Raises RefusedError at the first that fails."""
-    stubs: dict[Path, bytes] = {}
+    harmless: set[Path] = set()
     for step in steps:
         try:
             if step.verb == "neutralise":
-                stubs[step.path] = step.data
-            _perform(step, stubs, patience_s)
+                harmless.add(step.path)
+            _perform(step, step.path in harmless, patience_s)
         except OSError as error:
             raise RefusedError(
                 f"{step.path}: {error.strerror}; what was told before is done, nothing else"
@@ -56,7 +56,7 @@ def perform(steps: tuple[Step, ...], tell: Callable[[str], None], patience_s: fl
         tell(told(step, done=True))
 
 
-def _perform(step: Step, stubs: dict[Path, bytes], patience_s: float) -> None:
+def _perform(step: Step, found_by_pattern: bool, patience_s: float) -> None:
     match step.verb:
         case "make folder":
             step.path.mkdir(mode=MODE, parents=True)
@@ -65,8 +65,8 @@ def _perform(step: Step, stubs: dict[Path, bytes], patience_s: float) -> None:
             os.close(os.open(step.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640))
         case "write" | "replace" | "neutralise":
             write(step.path, step.data)
-        case "remove" if step.path in stubs:
-            if not remove_when_quiet(step.path, stubs[step.path], patience_s):
+        case "remove" if found_by_pattern:
+            if not remove_when_quiet(step.path, patience_s):
                 raise RefusedError(
                     f"{step.path} does nothing now, but is still there: for {patience_s:g} s hooks of its folder ran "
                     "without a break. Run this again at a quiet time"

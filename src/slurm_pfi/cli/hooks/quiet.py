@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from ...node.watch import OPENED, FolderWatch
-from .safe import opened, write
+from .safe import opened
 
 _QUIET_S: Final = 0.3
 
 
-def remove_when_quiet(path: Path, stub: bytes, patience_s: float) -> bool:
-    """Remove ``path``, which holds ``stub``; False when hooks ran all the time, and it is left. Raises OSError."""
+def remove_when_quiet(path: Path, patience_s: float) -> bool:
+    """Remove ``path``, a hook that does nothing; False when hooks ran all the time, and it is left. Raises OSError."""
+    hidden = f".{path.name}.removed"  # no pattern matches it
     deadline = time.monotonic() + patience_s
     watch = FolderWatch(OPENED)
     try:
@@ -30,12 +31,12 @@ def remove_when_quiet(path: Path, stub: bytes, patience_s: float) -> bool:
                 time.sleep(_QUIET_S)
                 if watch.drain() or _run_from(path.parent):
                     continue
-                os.unlink(path.name, dir_fd=folder)
+                os.rename(path.name, hidden, src_dir_fd=folder, dst_dir_fd=folder)
                 if not watch.drain():
+                    os.unlink(hidden, dir_fd=folder)
                     return True
-                write(
-                    path, stub
-                )  # somebody looked just then: within microseconds, and to start a hook takes longer
+                # Somebody looked just before. It is back within microseconds, and to start a hook takes longer.
+                os.rename(hidden, path.name, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
         watch.close()
     return False
