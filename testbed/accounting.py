@@ -32,6 +32,7 @@ _SMALL_AND_QUICK: Final = (
     "--innodb-flush-log-at-trx-commit=0",
     "--innodb-flush-method=nosync",  # a database that goes with the cluster need not reach the disk
     "--debug-no-sync",
+    "--loose-innodb-snapshot-isolation=OFF",  # asked for by slurmdbd 26.05; loose: older ones do not know it
 )
 
 
