@@ -26,6 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Final
 
+from slurm_pfi.slurm.text import read_submission
+
 from . import accounting
 from .cluster_daemons import FIRST_AND_LAST, STOP_DEADLINE_S, ClusterDaemons
 from .cluster_files import (
@@ -322,7 +324,7 @@ class Cluster(ClusterDaemons):
         """Submit a script (its text) and return the job id. Output goes to ``job_output``."""
         out = ["--output", str(self.layout.out / "%j.out")]
         done = self.run(["sbatch", "--parsable", *out, *args], user=user, stdin=script, env=env)
-        return int(done.stdout.split(";")[0])
+        return read_submission(done.stdout).job_id
 
     def scontrol(self, *args: str) -> str:
         """scontrol as an admin; its output."""

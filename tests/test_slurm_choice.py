@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 import pytest
 
+from slurm_pfi.cli.checks.reading import reading_finding
 from slurm_pfi.config import SlurmSection
 from slurm_pfi.slurm import pyslurm_process
 from slurm_pfi.slurm.backend import JobGone, JobInfo, Special, Unavailable
@@ -228,6 +229,22 @@ def test_many_lossy_jobs_are_asked_for_together(tmp_path: Path, monkeypatch: pyt
     install_pyslurm(tmp_path, monkeypatch, get=get)
     backend = SlurmByPyslurm(commands_of(tmp_path, "24.11.5"), timeout_s=30, say=pytest.fail)
     assert run(lambda: names_and_said(backend)) == ["text"]
+
+
+@pytest.mark.parametrize(
+    ("release", "outcome", "found"),
+    [
+        ("24.11.5", "ok", "jobs are read by json"),
+        ("22.05.8", "warn", "json is not used, squeue's text is: the JSON of"),
+    ],
+)
+def test_doctor_says_whether_the_named_way_can_be_gone(
+    release: str, outcome: str, found: str, tmp_path: Path
+) -> None:
+    section = commands_of(tmp_path, release)
+    finding = reading_finding(SlurmSection(conf=section.conf, bin_dir=section.bin_dir, backend="json"))
+    assert finding.outcome == outcome
+    assert found in finding.found
 
 
 def test_another_way_shall_say_what_it_does() -> None:

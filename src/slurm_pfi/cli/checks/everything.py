@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from ...config import Config
-from . import daemons, gpus, hooks, slurm
+from . import daemons, gpus, hooks, reading, slurm
 from .finding import Facts, Finding
 from .slurmconf import parse_slurm_conf
 
@@ -16,6 +16,7 @@ CHECKS: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     slurm.modes,
     slurm.slurm_files,
     slurm.commands,
+    reading.reading,
     slurm.slurmctld,
     slurm.users,
     slurm.risks,
