@@ -83,7 +83,7 @@ def _fail_unknown(
 
 
 def jobs_from_slurm(away: NoControllerError, *, mine: bool, ended: bool) -> tuple[list[dict[str, Any]], str]:
-    """Rows as `row_of` has them: jobs with GPUs or a tag, that run or ran. And what could not be read, if anything."""
+    """Rows as `row_of` has them: jobs with GPUs or a tag, as far as is known, that run or ran. And what could not be read, if anything."""
     commands = commands_of(away)
     queued = queue(commands, mine=mine)
     if isinstance(queued, Unavailable):
@@ -93,7 +93,10 @@ def jobs_from_slurm(away: NoControllerError, *, mine: bool, ended: bool) -> tupl
         over = ended_in_accounting(commands, ENDED_S, user=str(os.getuid()) if mine else None)
     trouble = f"jobs that ended are not known: {over.why}" if isinstance(over, Unavailable) else ""
     rows = [row_of(run) for run in (*(() if isinstance(over, Unavailable) else over), *queued)]
-    return [row for row in rows if row["slurm_state"] != "PENDING" and (row["gpus"] or row["tag"])], trouble
+    # Unknown is not none: a site that does not track gres/gpu has its jobs shown without a count.
+    return [
+        row for row in rows if row["slurm_state"] != "PENDING" and (row["gpus"] != 0 or row["tag"])
+    ], trouble
 
 
 def source_text(rows: Sequence[dict[str, Any]]) -> str:
