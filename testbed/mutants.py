@@ -25,6 +25,7 @@ from .fault_mutants import FAULT_MUTANTS
 from .hook_mutants import HOOK_MUTANTS
 from .manner_mutants import MANNER_MUTANTS
 from .mutant import Mutant
+from .shape_mutants import SHAPE_MUTANTS
 from .tag_mutants import TAG_MUTANTS
 from .telemetry_mutants import TELEMETRY_MUTANTS
 from .time_mutants import TIME_MUTANTS
@@ -53,6 +54,7 @@ MUTANTS: Final = (
     *MANNER_MUTANTS,
     *CHAOS_MUTANTS,
     *TELEMETRY_MUTANTS,
+    *SHAPE_MUTANTS,
     *TAG_MUTANTS,
     *TIME_MUTANTS,
     *USER_MUTANTS,

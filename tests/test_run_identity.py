@@ -54,6 +54,18 @@ def test_a_run_on_a_node_that_died_is_over_as_soon_as_slurm_tells_of_the_next() 
     assert phases(site) == {SECOND: "admitted"}
 
 
+def test_an_old_run_that_a_boot_brings_back_is_over_at_once_where_the_next_is_known() -> None:
+    site = Site(nodes=2, gpus=1)
+    site.hear("n1", gpu("G1"))
+    site.hear("n2", gpu("G2", SECOND))
+    site.cycle()
+    site.identify(SECOND, "n2")
+    site.hear("n1", gpu("G1", FIRST))
+    assert phases(site) == {FIRST: "gone", SECOND: "admitted"}
+    site.cycle()
+    assert site.plans("n1")[-1].gone == (FIRST,)
+
+
 def test_a_node_that_claims_a_later_run_ends_nobody_elses() -> None:
     site = Site(nodes=2, gpus=1)
     site.hear("n1", gpu("G1", FIRST))
