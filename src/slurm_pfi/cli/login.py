@@ -83,7 +83,7 @@ def _fail_unknown(
 
 
 def jobs_from_slurm(away: NoControllerError, *, mine: bool, ended: bool) -> tuple[list[dict[str, Any]], str]:
-    """Rows as `row_of` has them: jobs with GPUs or a tag, as far as is known, that run or ran; and what was not read."""
+    """Rows as `row_of` has them: jobs with GPUs or a tag as far as known, that run or ran; and what was not read."""
     commands = commands_of(away)
     queued = queue(commands, mine=mine)
     if isinstance(queued, Unavailable):
