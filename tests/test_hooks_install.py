@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_pfi.cli.hooks.safe import RefusedError, check_folder
+from slurm_pfi.cli.hooks.safe import RefusedError, check_folder, file_system
 from slurm_pfi.cli.hooks.scripts import OURS, Settings, is_current, is_ours, rendered, settings_of
 from slurm_pfi.cli.root import main
 
@@ -429,6 +429,40 @@ def test_a_folder_of_somebody_else(site: Site) -> None:
     os.chown(site.root / "etc", 20011, -1)
     with pytest.raises(RefusedError, match="belongs to uid 20011"):
         check_folder(site.root / "etc/prolog.d")
+
+
+MOUNTS = r"""
+22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
+31 22 0:28 / /etc/slurm rw,relatime shared:9 - nfs4 head:/slurm rw,vers=4.2
+32 22 0:29 / /srv/my\040hooks rw - lustre mgs:/x rw
+33 22 0:30 / /opt rw - tmpfs none rw
+34 22 0:31 / /opt rw - fuse.sshfs x: rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/etc/slurm/prolog.d", "nfs4"),
+        ("/etc/slurm2", "ext4"),
+        ("/srv/my hooks/a", "lustre"),
+        ("/opt/x", "fuse.sshfs"),
+        ("/", "ext4"),
+    ],
+)
+def test_which_file_system_a_folder_lies_on(path: str, kind: str) -> None:
+    assert file_system(Path(path), MOUNTS.strip()) == kind
+
+
+def test_nothing_is_removed_from_a_folder_that_nodes_share(
+    globs: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    globs.run("install")
+    before = globs.tree()
+    monkeypatch.setattr("slurm_pfi.cli.hooks.plan.shared_kind", lambda _: "nfs4")
+    code, said = globs.run("remove")
+    assert (code, "that other nodes share (nfs4)" in said, globs.tree()) == (1, True, before)
+    assert globs.run("install")[0] == 0, "to install it once for all of them is fine"
 
 
 def test_a_file_that_is_not_ours(globs: Site) -> None:

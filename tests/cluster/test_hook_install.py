@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed import mounts
 from testbed.cluster import Cluster, ClusterOptions, wait_until
 from testbed.cluster_files import find_program
 
@@ -124,6 +125,17 @@ def test_a_site_with_folders_of_hooks(host: Host) -> None:
     for left in (host.cluster.state_dir / "n1/jobs").iterdir():
         left.unlink()  # of runs whose epilog came after ours had gone; the agent hears of their end from slurmctld
     assert not host.job()
+
+
+def test_where_nothing_can_be_run_nothing_is_installed(host: Host) -> None:
+    folder = host.cluster.folder / "noexec"
+    folder.mkdir()
+    host.cluster.slurm_conf.write_text(f"{host.plain}Prolog={folder}/*\n")  # not put into force
+    with mounts.tmpfs(folder, "noexec"):
+        assert "is mounted noexec" in host.hooks("install", code=1)
+        assert list(folder.iterdir()) == []
+        host.site_hook(folder / "10-site")
+        assert "mounted noexec: Slurm drains" in host.hooks("check", code=1)
 
 
 def test_a_site_with_one_script(host: Host) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from ...files import write_atomically_at
 
 MODE: Final = 0o755
 MOST_BYTES: Final = 256 * 1024
+_ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 _SHARED: Final = frozenset(
     [
         "9p",
@@ -109,14 +111,22 @@ def write(path: Path, data: bytes) -> None:
 
 
 def shared_kind(path: Path) -> str | None:
-    """The kind of the file system where it is one that other hosts may use too, by /proc/self/mountinfo."""
-    best, kind = "", ""
-    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-        before, _, after = line.partition(" - ")
-        where = before.split()[4].encode().decode("unicode_escape")
-        if path.resolve().is_relative_to(where) and len(where) >= len(best):
-            best, kind = where, after.split()[0]
+    """The kind of the file system where it is one that other hosts may use too. Raises OSError."""
+    mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+    kind = file_system(path.resolve(), mounts)
     return kind if kind in _SHARED or kind.startswith("fuse") else None
+
+
+def file_system(path: Path, mounts: str) -> str:
+    """The kind of file system that ``path`` lies on, by the text of mountinfo; see proc(5). Of two mounts on one folder
+    the later one counts."""
+    best, kind = Path("/"), ""
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        where = Path(_ESCAPED.sub(lambda found: chr(int(found[1], 8)), before.split()[4]))
+        if path.is_relative_to(where) and where.is_relative_to(best):
+            best, kind = where, after.split()[0]
+    return kind
 
 
 @contextmanager
