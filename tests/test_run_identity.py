@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_pfi.bus.asking import WRONG_USE
+from slurm_pfi.cli.job import parse_job
 from slurm_pfi.controller import state as cs
 from slurm_pfi.model import Run
 from slurm_pfi.node.jobfile import JobFileError, parse_job_file
@@ -263,3 +265,23 @@ def test_what_slurm_cannot_have_as_an_id_is_no_job_file(job_id: int) -> None:
     text = f"pfi-job 1\njob_id {job_id}\nrestart 0\nuid 1000\ngpus 0\nflex 10%\n"
     with pytest.raises(JobFileError):
         parse_job_file(f"{job_id}.0", text.encode())
+
+
+@pytest.mark.parametrize("text", ["0", "0_3", str(2**32), "north", "8123;north", "-1", "1e3", "1234.", "77_"])
+def test_what_cannot_be_a_job_is_refused_and_never_read_as_job_0(text: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_job(text)
+    assert ended.value.code == WRONG_USE
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("201330913", {"job_id": 201_330_913}),
+        (str(2**32 - 1), {"job_id": 2**32 - 1}),
+        ("201330913_0", {"job_id": 201_330_913, "task": 0}),
+        ("201330913+1.2", {"job_id": 201_330_913, "component": 1, "restart": 2}),
+    ],
+)
+def test_large_ids_are_read_whole(text: str, read: dict[str, int]) -> None:
+    assert parse_job(text) == read

@@ -16,7 +16,7 @@ from .reach import SOURCES, NoControllerError, ask_or_leave
 
 _NAME: Final = re.compile(r"([0-9]{1,10})(?:_([0-9]{1,10})|\+([0-9]{1,10}))?(?:\.([0-9]{1,10}))?", re.ASCII)
 _PARTS: Final = ("job_id", "task", "component", "restart")
-_MOST: Final = 2**32
+_MOST: Final = 2**32 - 1
 _WITH_UNIT: Final = re.compile(r"(?<=[0-9]) (?=(?:%|[kM]?Wh?|s|min|h)(?![A-Za-z]))")
 _CLOCK: Final = re.compile(r"[0-9]{2}:[0-9]{2}:[0-9]{2}  ")
 _TIED: Final = "\N{NO-BREAK SPACE}"
@@ -84,7 +84,7 @@ def parse_job(text: str) -> dict[str, int]:
             part: int(value) for part, value in zip(_PARTS, match.groups(), strict=True) if value is not None
         }
     )
-    if not found or max(found.values()) > _MOST:
+    if not found or found["job_id"] == 0 or max(found.values()) > _MOST:
         fail(
             f"{text[:64]!r} is no job: write 1234, 77_3 for a task of an array, 80+1 for a component, "
             "or 1234.1 for the run after its first requeue",
