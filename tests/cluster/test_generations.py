@@ -68,11 +68,11 @@ def test_a_job_from_its_flag_to_what_the_accounting_keeps_of_it(site: Site, tmp_
     last = _admin_comment(site, jobs["flexible"])
     for job in (*jobs.values(), silent):
         site.cluster.run(["scancel", str(job)])
-    job = str(jobs["flexible"])
+    ended = str(jobs["flexible"])
     wait_as(
-        "sacct knows of the end", lambda: site.cluster.sacct(job, "State")[0][0].split()[0] == "CANCELLED"
+        "sacct knows of the end", lambda: site.cluster.sacct(ended, "State")[0][0].split()[0] == "CANCELLED"
     )
-    kept = find_tag(site.cluster.sacct(job, "AdminComment")[0][0])
+    kept = find_tag(site.cluster.sacct(ended, "AdminComment")[0][0])
     assert kept is not None
     assert kept.capped_s > 0
     assert kept.flex == "high"
