@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -405,6 +406,29 @@ def test_a_hook_takes_no_longer_than_its_work(hooks: Hooks, hook: str) -> None:
     assert [process.wait(30) for process in running] == [0] * 40
     assert time.monotonic() - began < DEADLINE_S
     assert hooks.faults() == []
+
+
+SIGNALS = {
+    "blocked": "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())",
+    "ignored": "[signal.signal(n, signal.SIG_IGN) for n in range(1, 32) if n not in (9, 19)]",
+    "SIGCHLD ignored": "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+}
+
+
+@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
+@pytest.mark.parametrize("signals", SIGNALS)
+@BOTH
+def test_signals_blocked_or_ignored_by_who_starts_it(
+    hooks: Hooks, hook: str, signals: str, shell: str
+) -> None:
+    """slurmd 22.05 blocks and ignores SIGPIPE. A shell that waits with SIGCHLD blocked would wait for ever."""
+    (hooks.jobs / "910001.0").write_text("as it was")
+    start = f"import os, signal, sys; {SIGNALS[signals]}; os.execv(sys.argv[1], sys.argv[1:])"
+    began = time.monotonic()
+    hooks.run(hook, wrapper=(sys.executable, "-c", start, shell))
+    assert time.monotonic() - began < DEADLINE_S
+    assert hooks.faults() == []
+    assert hooks.files() == ({"910001.0"} if hook == "prolog" else set())
 
 
 @BOTH
