@@ -17,6 +17,7 @@ from slurm_pfi.sim.job import Training
 from slurm_pfi.sim.jobs import model_job
 from slurm_pfi.sim.standin import SimulationError, visible_uuids
 from testbed.gpus import Device, GpuModel, Node, create_node, job_environment, read_trace, snapshot
+from tests.site_fixture import stopped
 from tests.standin_client import wait_until
 
 JOB = model_job("L70 FT nc")
@@ -162,6 +163,28 @@ def test_rank_zero_of_two_nodes_runs_at_the_slowest_gpu_of_both(
     known = len(read_log(log))
     wait_until(lambda: len(read_log(log)) >= known + 4, "more reports")
     assert read_log(log)[-1][1] == read_log(log)[known + 1][1]  # a synchronous job stalls
+
+
+def test_a_suspended_job_leaves_its_gpus_idle_and_goes_on_when_it_is_resumed(
+    started: Jobs, sim_dir: Path, devices: dict[str, tuple[Device, ...]], tmp_path: Path
+) -> None:
+    """As Slurm does it: SIGTSTP, then SIGSTOP; and later SIGCONT."""
+    log = tmp_path / "tokens.jsonl"
+    job = start(started, sim_dir, "--log", str(log), "--report-interval-s", "0.1")
+    wait_until(lambda: len(read_log(log)) >= 3, "tokens")
+    took = busy(sim_dir, "n1")
+    job.send_signal(signal.SIGTSTP)
+    wait_until(lambda: stopped(job.pid), "it has stopped")
+    assert busy(sim_dir, "n1") == set()
+    job.send_signal(signal.SIGSTOP)
+    at_rest = read_log(log)
+    job.send_signal(signal.SIGCONT)
+    wait_until(lambda: busy(sim_dir, "n1") == took, "it has them again")
+    wait_until(lambda: len(read_log(log)) >= len(at_rest) + 3, "more tokens")
+    assert read_log(log)[-1][1] > at_rest[-1][1]
+    assert job.poll() is None
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(10) == 143
 
 
 @pytest.mark.parametrize(
