@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from slurm_pfi.cli.hooks.safe import RefusedError, check_folder, file_system
 from slurm_pfi.cli.hooks.scripts import OURS, Settings, is_current, is_ours, rendered, settings_of
 from slurm_pfi.cli.root import main
 
+REPO = Path(__file__).parent.parent
 US = pwd.getpwuid(os.getuid()).pw_name
 ENV = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1000", "SLURMD_NODENAME": "n1", "SLURM_JOB_GPUS": "0"}
 
@@ -534,6 +536,16 @@ def test_a_full_disk_leaves_what_was_there(globs: Site) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- texts
+
+
+def test_what_is_installed_is_what_the_project_has() -> None:
+    """The package's copies are links to prolog/ and epilog/, which a wheel holds as files."""
+    for hook, name in OURS.items():
+        text = (REPO / hook.lower() / name).read_text()
+        assert settings_of(text) == Settings("/run/slurm-pfi", "/dev/kmsg")
+        assert rendered(hook, Settings("/run/slurm-pfi", "/dev/kmsg")).decode() == text
+    packaged = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    assert "cli/hooks/scripts/*" in packaged["slurm_pfi"]
 
 
 PATHS = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters="/"), min_size=1, max_size=12)
