@@ -51,7 +51,10 @@ class ClearOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Orders:
-    """Answers requests. Reading is for everyone; orders are for root, the controller's own user and the admins."""
+    """Answers requests. Orders are for root, the controller's own user and the admins.
+
+    Reading is for everyone, as far as Slurm's PrivateData lets a user see the jobs of others.
+    """
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
@@ -114,10 +117,10 @@ class Orders:
         data = site_view(control.state, control.config, time.monotonic_ns(), time.time())
         if data["window"] is not None:
             data["window"]["id"] = control.recorder.window_id
+        data["tags"] = control.tag_view()
         return data
 
     def _limit_show(self) -> Reply:
-        data["tags"] = control.tag_view()
         state = self._controller.state
         window = state.window
         data = {
