@@ -99,11 +99,12 @@ end
 
 -- ------------------------------------------------------------------------------------------------------- the QOS
 
+-- Slurm reads the count with strtoull: "00", "+0" and "0k" are none as well.
 local function names_gpu(...)
     for _, text in ipairs({ ... }) do
         for _, one in ipairs(split(text)) do
             local name, rest = one:gsub("^gres[:/]", ""):match("^([^:=]+)(.*)$")
-            if holds(pfi.site.gres, name) and not rest:match("[:=]0$") then
+            if holds(pfi.site.gres, name) and not rest:match("[:=]%s*[+-]?0+%a*$") then
                 return true
             end
         end

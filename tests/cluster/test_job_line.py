@@ -96,6 +96,25 @@ def test_it_comes_where_stderr_goes_and_steps_have_none(site: Site) -> None:
 
 
 @pytest.mark.usefixtures("on")
+def test_an_output_that_takes_nothing_holds_up_no_job(site: Site) -> None:
+    """slurmstepd's own descriptor does not wait: a full pipe that nobody empties costs the line."""
+    pipe = site.cluster.layout.out / "full"
+    os.mkfifo(pipe)
+    pipe.chmod(0o666)
+    full = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        job = capped_job(site, f"--error={pipe}")
+        wait_as("its line is kept", lambda: lines_kept(site) == [f"{job}.0"])
+        with pytest.raises(BlockingIOError):
+            while os.write(full, b"." * 4096):
+                pass
+        end(site, job)
+    finally:
+        os.close(full)
+    assert site.cluster.run(["sinfo", "-h", "-o", "%T"]).stdout.split() == ["idle"]
+
+
+@pytest.mark.usefixtures("on")
 def test_a_job_that_no_cap_held_has_none(site: Site) -> None:
     job = site.submit(TRAIN, gpus=1, flex="low")
     wait_seen(site, job)
