@@ -224,6 +224,20 @@ def test_a_pyslurm_that_fits_is_read_and_bytes_that_it_loses_are_asked_of_the_co
     assert run(lambda: names_and_said(backend)) == ["lib", "text"]
 
 
+def test_one_job_is_asked_of_the_commands_where_that_pyslurm_takes_no_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_pyslurm(tmp_path, monkeypatch, find="raise TypeError('an integer is required')")
+    backend = SlurmByPyslurm(commands_of(tmp_path, "24.11.5"), timeout_s=30, say=pytest.fail)
+
+    async def scenario() -> tuple[object, list[str]]:
+        return await backend.job(5), await names_and_said(backend)
+
+    job, names = run(scenario)
+    assert isinstance(job, JobInfo), job
+    assert (job.name, names) == ("text", ["lib"])
+
+
 def test_many_lossy_jobs_are_asked_for_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     get = 'return {n: record(n, name="\\N{REPLACEMENT CHARACTER}") for n in range(1, 50)}'
     install_pyslurm(tmp_path, monkeypatch, get=get)
@@ -256,7 +270,7 @@ def test_another_way_shall_say_what_it_does() -> None:
 # ----------------------------------------------------------------------------------------------------- the process
 
 
-async def asked(*job_ids: int | None, timeout_s: float = 30) -> list[Read | JobGone | Unavailable]:
+async def asked(*job_ids: int | None, timeout_s: float = 30) -> list[Read | JobGone | Unavailable | None]:
     process = PyslurmProcess("/nowhere/slurm.conf", timeout_s=timeout_s)
     try:
         return [await process.read(job_id) for job_id in job_ids]
@@ -375,7 +389,7 @@ def test_a_caller_that_is_cancelled_leaves_no_half_answer_behind(
         return [record(job_id)]"""
     install_pyslurm(tmp_path, monkeypatch, find=find)
 
-    async def scenario() -> Read | JobGone | Unavailable:
+    async def scenario() -> Read | JobGone | Unavailable | None:
         process = PyslurmProcess("/nowhere/slurm.conf", timeout_s=30)
         asking = asyncio.create_task(process.read(7))
         while not began.exists():

@@ -46,13 +46,18 @@ def _ask(pyslurm: Any, job_id: int | None) -> Answer:
     try:
         jobs = pyslurm.job()
         found = list(jobs.get().values()) if job_id is None else jobs.find_id(job_id)
-        return Answer(records=tuple(_record(job) for job in found))
+    except TypeError as error:
+        return Answer(why=f"TypeError: {error}"[:500], unable=True)
     except Exception as error:
         # libslurm's errors come as ValueError(text, number); any other is told just so.
         match error.args:
             case (str(said), int(number)):
                 return Answer(why=said[:500], errno=number)
         return Answer(why=f"{type(error).__name__}: {error}"[:500])
+    try:
+        return Answer(records=tuple(_record(job) for job in found))
+    except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
+        return Answer(why=f"its record of a job is not understood: {type(error).__name__}: {error}"[:500])
 
 
 def _record(job: dict[str, Any]) -> Record:

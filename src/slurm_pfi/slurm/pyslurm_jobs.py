@@ -59,11 +59,15 @@ class Record(Frozen, frozen=True, kw_only=True):
 
 
 class Answer(Frozen, frozen=True, kw_only=True):
-    """Records, or what libslurm said with its error number (0: not from libslurm)."""
+    """Records, or what libslurm said with its error number (0: not from libslurm).
+
+    ``unable``: this pyslurm cannot do it at all. The ``find_id`` of 24.05 to 25.05 takes no id.
+    """
 
     records: tuple[Record, ...] | None = None
     why: str = ""
     errno: int = 0
+    unable: bool = False
 
 
 def is_lossy(record: Record) -> bool:

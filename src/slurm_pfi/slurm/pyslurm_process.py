@@ -53,8 +53,8 @@ class PyslurmProcess:
             why = await self._start()
         return UnknownVersion(why) if why else read_pyslurm_version(self._hello.version)
 
-    async def read(self, job_id: int | None) -> Read | JobGone | Unavailable:
-        """One job (of an array's leader all tasks too), or all."""
+    async def read(self, job_id: int | None) -> Read | JobGone | Unavailable | None:
+        """One job (of an array's leader all tasks too), or all; None where this pyslurm cannot read so."""
         async with self._one:
             why = await self._start()
             if why:
@@ -65,6 +65,8 @@ class PyslurmProcess:
                 await self.close()
         if isinstance(answer, str):
             return Unavailable(answer)
+        if answer.unable:
+            return None
         if answer.records is None:
             if job_id is not None and answer.errno == INVALID_JOB_ID:
                 return JobGone(f"job {job_id}: {answer.why}")
