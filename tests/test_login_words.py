@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_pfi.cli.job import tag_lines
-from slurm_pfi.cli.login_words import COLUMNS, NO_TAG, OLD_TAG, row_of, tag_of, view_of
+from slurm_pfi.cli.login_words import COLUMNS, NO_TAG, OLD_TAG, TAG_TO_COME, row_of, tag_of, view_of
 from slurm_pfi.cli.tables import fit
 from slurm_pfi.controller.answers import job_view
 from slurm_pfi.controller.views import run_view
@@ -120,6 +120,8 @@ def test_unknown_in_the_tag_stays_unknown() -> None:
     [
         ({"admin_comment": ""}, NO_TAG),
         ({"admin_comment": "JS1:H4sI pfi=none of ours"}, NO_TAG),
+        ({"admin_comment": "", "source": "sacct", "state": "COMPLETED"}, NO_TAG),
+        ({"admin_comment": "", "source": "sacct", "state": "RUNNING"}, TAG_TO_COME),
         ({"restart": 1}, OLD_TAG),  # AdminComment outlives a requeue
         ({"restart": None, "start_unix_s": AT_S + 60}, OLD_TAG),
         ({"state": "PENDING", "start_unix_s": Special.NOT_SET}, OLD_TAG),

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from slurm_pfi.slurm.backend import JobGone, Special, Unavailable
 from slurm_pfi.slurm.sacct import ended_in_accounting, job_in_accounting, read_accounting
-from slurm_pfi.slurm.tagged import JobName, TaggedRun, UserCommands, job_in_queue, new_end, queue
+from slurm_pfi.slurm.squeue import new_end
+from slurm_pfi.slurm.tagged import JobName, TaggedRun, UserCommands, job_in_queue, queue
 
 END: Final = "<0123456789abcdef>"
 FIELDS: Final = (
@@ -196,6 +197,39 @@ def test_a_part_is_meant_by_its_name_and_by_that_of_the_whole(tmp_path: Path) ->
     assert specs(JobName(77)) == ["77_0", "77_1"]
     assert specs(JobName(79)) == ["77_1"]
     assert isinstance(job_in_accounting(slurm, JobName(5)), JobGone)
+
+
+QUEUED: Final = {
+    **dict.fromkeys(("JobID", "ArrayJobID"), "12"),
+    **dict.fromkeys(("ArrayTaskID", "HetJobID", "HetJobOffset"), "N/A"),
+    **{"RestartCnt": "0", "Cluster": "c", "UserName": "anna", "Account": "phys", "Partition": "main"},
+    **{"Name": "train", "State": "RUNNING", "SubmitTime": "1796063873", "StartTime": "1796063880"},
+    **{
+        "EndTime": "1796063990",
+        "NodeList": "n1",
+        "tres-alloc": "cpu=1,gres/gpu=4",
+        "admin_comment": "(null)",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpus", "ended"),
+    [
+        ({}, 4, False),
+        ({"tres-alloc": ""}, None, False),
+        ({"tres-alloc": "N/A"}, None, False),
+        ({"NodeList": "(null)", "State": "RESV_DEL_HOLD"}, None, False),
+        ({"NodeList": "", "State": "EXPEDITING"}, None, False),
+        ({"State": "TIMEOUT"}, 4, True),
+    ],
+)
+def test_what_squeue_does_not_tell_is_unknown(
+    tmp_path: Path, changes: dict[str, str], gpus: int | None, ended: bool
+) -> None:
+    found = queue(commands(tmp_path, squeue=says({**QUEUED, **changes})), mine=True)
+    assert isinstance(found, tuple), found
+    assert [(run.gpus, run.has_ended, run.admin_comment) for run in found] == [(gpus, ended, "")]
 
 
 def test_failures_are_typed_and_say_what_happened(tmp_path: Path) -> None:

@@ -44,7 +44,8 @@ COST_UNKNOWN: Final = (
 NO_TAG: Final = (
     "it has no tag: a job is tagged some 30 s after it began on a GPU node, where the site tags jobs"
 )
-OLD_TAG: Final = "its tag is of an earlier run, and tells nothing of this one"
+OLD_TAG: Final = "its tag is of another run, and tells nothing of this one"
+TAG_TO_COME: Final = "its tag is not known here: the accounting has it only once the job has ended"
 _MINUTE_S: Final = 60
 _PFI: Final = {
     "measured": "measured on this run",
@@ -60,9 +61,7 @@ def tag_of(run: TaggedRun) -> tuple[Tag | None, str]:
     """The tag that was written for this very run, or None and why. AdminComment outlives a requeue."""
     tag = find_tag(run.admin_comment)
     if tag is None:
-        return None, NO_TAG
-    if run.restart is not None and tag.restart < run.restart:
-        return None, OLD_TAG
+        return None, NO_TAG if run.has_ended or run.source == "squeue" else TAG_TO_COME
     if run.restart is not None and run.restart != tag.restart:
         return None, OLD_TAG
     started = run.start_unix_s if isinstance(run.start_unix_s, int) else None

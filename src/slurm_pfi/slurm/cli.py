@@ -12,19 +12,17 @@ import asyncio
 import contextlib
 import os
 import re
-import secrets
 from dataclasses import dataclass
 from typing import Final
 
 from ..config import SlurmSection
 from .backend import AdminComment, JobGone, JobInfo, Unavailable, Updated
-from .squeue import FIELDS, UNSET, named, read_jobs, split_rows, squeue_words
+from .squeue import FIELDS, NO_SUCH_JOB, UNSET, named, new_end, read_jobs, split_rows, squeue_words
 from .text import SlurmTextError, parse_count
 from .timelimit import MINUTE_S, Room, read_partition, read_qos_limits, read_reservations
 from .version import Probed, UnknownVersion, read_version
 
 _COMMENT_FIELDS: Final = ("JobID", "RestartCnt", "admin_comment")
-_NO_SUCH_JOB: Final = "Invalid job id specified"
 _FINISHED: Final = "Job has already finished"
 _AT_ONCE: Final = 8  # processes; slurmctld is shared with everybody
 
@@ -103,7 +101,7 @@ class SlurmCommands:
             return ran
         if ran.exit_code != 0:
             said = f"scontrol show job {job_spec} exited {ran.exit_code}: {ran.error}"
-            return JobGone(said) if _NO_SUCH_JOB in ran.error else Unavailable(said)
+            return JobGone(said) if NO_SUCH_JOB in ran.error else Unavailable(said)
         shown = b"\n   AdminComment=" + text.encode("utf-8", "surrogateescape")
         return any(shown + end in ran.out for end in (b" \n", b"\n"))
 
@@ -172,7 +170,7 @@ class SlurmCommands:
             return ran
         if ran.exit_code == 0 and "error" not in ran.error:
             return Updated()
-        if _NO_SUCH_JOB in ran.error or _FINISHED in ran.error:
+        if NO_SUCH_JOB in ran.error or _FINISHED in ran.error:
             return JobGone(ran.error)
         return Unavailable(f"scontrol update of job {job_spec} exited {ran.exit_code}: {ran.error}")
 
@@ -194,7 +192,7 @@ class SlurmCommands:
     async def _squeue(
         self, fields: tuple[str, ...], job_id: int | None
     ) -> list[dict[str, bytes]] | JobGone | Unavailable:
-        end = f"<{secrets.token_hex(8)}>"
+        end = new_end()
         ran = await self._squeue_ran(squeue_words(job_id, end, fields), job_id)
         if not isinstance(ran, Ran):
             return ran
@@ -211,8 +209,8 @@ class SlurmCommands:
         ran = await self._run(*words)
         if isinstance(ran, Unavailable) or ran.exit_code == 0:
             return ran
-        if job_id is not None and _NO_SUCH_JOB in ran.error:
-            return JobGone(f"job {job_id}: {_NO_SUCH_JOB}")
+        if job_id is not None and NO_SUCH_JOB in ran.error:
+            return JobGone(f"job {job_id}: {NO_SUCH_JOB}")
         return Unavailable(f"squeue exited {ran.exit_code}: {ran.error or 'it said nothing'}")
 
     async def _run(self, command: str, *arguments: str | bytes) -> Ran | Unavailable:

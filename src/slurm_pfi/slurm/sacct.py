@@ -14,7 +14,8 @@ from itertools import groupby
 from typing import Final
 
 from .backend import JobGone, Span, Special, Unavailable
-from .tagged import JobName, TaggedRun, UserCommands, named, new_end, parse_state, read_runs
+from .squeue import named, new_end
+from .tagged import JobName, TaggedRun, UserCommands, parse_state, read_runs
 from .text import SlurmTextError, expand_nodes, parse_count, parse_job_id, parse_unix_s
 from .tres import count_gpus
 

@@ -6,6 +6,8 @@ field or a job, whatever bytes and newlines are in it, and nothing is cut to a w
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Iterable
 from typing import Final
 
 from .backend import JobInfo, Unavailable
@@ -42,12 +44,25 @@ FIELDS: Final = (
 UNSET: Final = "(null)"
 """squeue's word for a comment that was never set; nobody writes it as a comment."""
 
+NO_SUCH_JOB: Final = "Invalid job id specified"
+"""What Slurm's commands write to standard error of a job that slurmctld does not know."""
+
+
+def new_end() -> str:
+    """A word that ends a field, and that nobody could put into one beforehand."""
+    return f"<{secrets.token_hex(8)}>"
+
+
+def layout(fields: Iterable[str], end: str) -> str:
+    """These fields for ``--Format``, with ``end`` after each."""
+    return ",".join(f"{field}:{end}" for field in fields)
+
 
 def squeue_words(job_id: int | None, end: str, fields: tuple[str, ...] = FIELDS) -> list[str]:
     """The command line that asks for one job, or for all, with ``end`` after each field. No SQUEUE_* may be set."""
-    layout = ",".join(f"{field}:{end}" for field in fields)
     one = () if job_id is None else ("--jobs", str(job_id))
-    return ["squeue", "--noheader", "--local", "--all", "--states=all", *one, "--Format", layout]
+    shown = layout(fields, end)
+    return ["squeue", "--noheader", "--local", "--all", "--states=all", *one, "--Format", shown]
 
 
 def split_rows(out: bytes, fields: tuple[str, ...], end: bytes) -> list[dict[str, bytes]]:

@@ -7,24 +7,21 @@ PrivateData decides what they show. Nothing here raises for what Slurm does or f
 from __future__ import annotations
 
 import os
-import re
-import secrets
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from .backend import JobGone, Span, Unavailable
-from .squeue import split_rows
-from .text import SlurmTextError, expand_nodes, parse_count, parse_job_id, parse_unix_s
+from .squeue import NO_SUCH_JOB, UNSET, layout, named, new_end, split_rows
+from .text import SlurmTextError, expand_nodes, is_state, parse_count, parse_job_id, parse_unix_s
 from .tres import count_gpus
 
 Source: TypeAlias = Literal["squeue", "sacct"]
 ReadRow: TypeAlias = "Callable[[dict[str, str], str], TaggedRun | None]"
 """A row's fields and its AdminComment as a run; None for what is none. Raises SlurmTextError."""
 
-_STATE: Final = re.compile(r"[A-Z_]+", re.ASCII)
-# States of a job that is not over (slurm.h, job_states and job state flags).
+# States of a job that is not over (slurm.h, job_states and job state flags; EXPEDITING since 25.11).
 _GOES_ON: Final = frozenset(
     {
         "PENDING",
@@ -37,11 +34,12 @@ _GOES_ON: Final = frozenset(
         "STAGE_OUT",
         "RESIZING",
         "REQUEUE_HOLD",
+        "REQUEUE_FED",
+        "RESV_DEL_HOLD",
         "SPECIAL_EXIT",
+        "EXPEDITING",
     }
 )
-_NAMELESS: Final = frozenset({"(null)", "N/A"})
-_NO_SUCH_JOB: Final = "Invalid job id specified"
 _FIELDS: Final = (
     "JobID",
     "ArrayJobID",
@@ -158,16 +156,11 @@ class UserCommands:
         return done.stdout
 
 
-def new_end() -> str:
-    """A word that ends a field, and that nobody could put into one beforehand."""
-    return f"<{secrets.token_hex(8)}>"
-
-
 def job_in_queue(commands: UserCommands, name: JobName) -> tuple[TaggedRun, ...] | JobGone | Unavailable:
     """The runs of this name that slurmctld remembers, the present one of each job alone."""
     found = _squeue(commands, "--states=all", "--jobs", name.spec)
     if isinstance(found, Unavailable):
-        return JobGone(found.why) if _NO_SUCH_JOB in found.why else found
+        return JobGone(found.why) if NO_SUCH_JOB in found.why else found
     runs = tuple(run for run in found if run.is_of(name))
     return runs or JobGone(f"job {name.spec}: not in the queue")
 
@@ -179,8 +172,7 @@ def queue(commands: UserCommands, *, mine: bool) -> tuple[TaggedRun, ...] | Unav
 
 def _squeue(commands: UserCommands, *which: str) -> tuple[TaggedRun, ...] | Unavailable:
     end = new_end()
-    layout = ",".join(f"{field}:{end}" for field in _FIELDS)
-    out = commands.run("squeue", "--noheader", "--local", "--all", *which, "--Format", layout)
+    out = commands.run("squeue", "--noheader", "--local", "--all", *which, "--Format", layout(_FIELDS, end))
     if isinstance(out, Unavailable):
         return out
     return read_runs(out, _FIELDS, end, _read_queued, "squeue")
@@ -238,19 +230,14 @@ def _read_queued(cell: dict[str, str], comment: str) -> TaggedRun | None:
         start_unix_s=parse_unix_s(cell["StartTime"]),
         end_unix_s=parse_unix_s(cell["EndTime"]),
         nodes=expand_nodes(cell["NodeList"]),
-        gpus=count_gpus(cell["tres-alloc"]) if cell["NodeList"] not in ("", "(null)") else None,
-        admin_comment="" if comment == "(null)" else comment,
+        gpus=count_gpus(cell["tres-alloc"]) if cell["tres-alloc"] and named(cell["NodeList"]) else None,
+        admin_comment="" if comment == UNSET else comment,
     )
 
 
 def parse_state(text: str) -> str:
     """A job's state in one word: sacct's ``CANCELLED by 1000`` is CANCELLED. Raises SlurmTextError."""
     word = text.partition(" by ")[0]
-    if _STATE.fullmatch(word) is None:
+    if not is_state(word):
         raise SlurmTextError(f"{text[:64]!r} is not a job state")
     return word
-
-
-def named(text: str) -> str:
-    """A name, empty where Slurm has none."""
-    return "" if text in _NAMELESS else text
