@@ -30,6 +30,7 @@ from slurm_pfi.controller.privacy import (
 from slurm_pfi.controller.shell import Controller
 from slurm_pfi.slurm.backend import SlurmBackend, Unavailable
 from slurm_pfi.slurm.cli import SlurmCommands
+from slurm_pfi.store.rows import NODE_EVENT, EventRow
 
 from .report_samples import made_report
 from .test_cli_answers import controller, ended
@@ -134,6 +135,8 @@ def test_private_usage_leaves_what_runs_but_neither_cost_nor_history(controller:
     assert {row["run"] for row in rows} >= {"c:2.0", "c:1.1"}
     assert "c:5.0" not in {row["run"] for row in rows}
     assert all(row["tag"] is None for row in rows)
+    shown = Asker(1, USAGE).shown({"tag": "t", "loss": 0.1, "expected_loss": 0.1, "cap_mw": 1}, 2)
+    assert shown == {"tag": None, "loss": None, "expected_loss": None, "cap_mw": 1}
     assert put(controller, STRANGER, USAGE, "job", {"job_id": 2}).exit_code == NO
     assert put(controller, OTHERS_UID, USAGE, "job", {"job_id": 2}).ok
 
@@ -182,6 +185,10 @@ def test_a_report_has_the_reader_s_own_runs_in_it_and_all_sums(tmp_path: Path) -
     assert all(getattr(found, name) == getattr(whole, name) for name in same)
     assert private_report(whole, Asker(7, NOTHING)) is whole
     assert msgspec.convert(msgspec.to_builtins(found), WindowReport) == found
+    faults = tuple(EventRow(unix_s=1.0, kind=kind, text="n1: run c:99.0") for kind in (NODE_EVENT, "limit"))
+    faulty = msgspec.structs.replace(whole, events=faults)
+    assert private_report(faulty, Asker(7, JOBS)).events == faults[1:], "as in status"
+    assert private_report(faulty, Asker(7, USAGE)).events == faults
     nameless = private_report(whole, Asker(9, NAMES))
     assert {(run.facts.user, run.facts.account) for run in nameless.runs} == {(None, None)}
 

@@ -21,6 +21,7 @@ import structlog
 
 from ..config import Config
 from ..slurm.backend import SlurmBackend, Unavailable
+from ..store.rows import NODE_EVENT, EventRow
 from .forecast_values import Standing, WhatIf
 from .offers import Offer
 from .outcome import Given, WindowReport
@@ -54,7 +55,11 @@ class Asker:
         if owner == self.uid or not self.private:
             return told
         kept = dict(told)
-        for word, names in (("users", ("user", "uid")), ("accounts", ("account",)), ("usage", ("tag",))):
+        for word, names in (
+            ("users", ("user", "uid")),
+            ("accounts", ("account",)),
+            ("usage", ("tag", "loss", "expected_loss")),
+        ):
             if word in self.private:
                 kept.update({name: None for name in names if name in told})
         return kept
@@ -129,14 +134,19 @@ def private_report(found: WindowReport, asker: Asker) -> WindowReport:
         return found
     runs = tuple(_private_given(run, asker) for run in found.runs if asker.may_see_cost(run.facts.uid))
     names = {run.facts.run for run in runs}
-    everyone = asker.may_see_cost(None)
+
+    def visible(event: EventRow) -> bool:
+        if event.kind == NODE_EVENT and "jobs" in asker.private:
+            return False  # words of single nodes, as in private_status
+        return not event.run or event.run in names or asker.may_see_cost(None)
+
     return msgspec.structs.replace(
         found,
         runs=runs,
         runs_hidden=len(found.runs) - len(runs),
         fine=tuple(run for run in found.fine if run in names),
         series={run: rows for run, rows in found.series.items() if run in names},
-        events=tuple(event for event in found.events if everyone or not event.run or event.run in names),
+        events=tuple(filter(visible, found.events)),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypeAlias
 from ..config import Config
 from ..model import GpuReport, LimitClass, Run
 from ..store.limits import schedule
-from ..store.rows import EventRow, Phase, RunFacts, RunSample, SiteSample, WindowRow
+from ..store.rows import NODE_EVENT, EventRow, Phase, RunFacts, RunSample, SiteSample, WindowRow
 from ..units import format_duration, format_power, watts_to_mw
 from .ledger import NS_PER_S, default_worst_mw, missing_gpus_mw
 from .runs import run_gpus
@@ -295,7 +295,7 @@ def node_events(before: Mapping[str, NodeView], state: State, now_unix_s: float)
         if len(found) > MOST_TOLD
         else []
     )
-    return [EventRow(unix_s=now_unix_s, kind="node", text=told) for told in (*found[:MOST_TOLD], *more)]
+    return [EventRow(unix_s=now_unix_s, kind=NODE_EVENT, text=told) for told in (*found[:MOST_TOLD], *more)]
 
 
 def _troubles(node: NodeView) -> list[str]:

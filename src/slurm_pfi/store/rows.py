@@ -98,6 +98,10 @@ class RunFacts(Frozen, frozen=True, kw_only=True):
     loss: float | None = None
 
 
+NODE_EVENT: Final = "node"
+"""``kind`` of what a node says of its faults; the words may name runs."""
+
+
 class EventRow(Frozen, frozen=True, kw_only=True):
     """Something that happened to the site (``run`` empty) or to a run, in plain words. ``kind`` is for programs."""
 
