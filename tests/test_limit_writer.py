@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from slurm_pfi.model import Run
 from slurm_pfi.slurm.backend import JobGone, JobInfo, Special, Unavailable, Updated
 from slurm_pfi.slurm.timelimit import Room
 from slurm_pfi.store.given import KEEP_S, GivenStore
-from slurm_pfi.store.sealed import UnreadableError
+from slurm_pfi.store.sealed import UnreadableError, write_sealed
 
 from .world import job_info
 
@@ -168,6 +169,20 @@ def test_what_cannot_be_put_on_record_is_not_done(tmp_path: Path) -> None:
     known.load()
     done = asyncio.run(LimitWriter(slurm, known).raise_limit(order))
     assert done.new_s is None and done.again and "cannot be put on record" in done.why and slurm.writes == []
+
+
+def test_no_plan_waits_for_the_disk_of_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def write(path: Path, body: object, *, mode: int) -> None:
+        threads.append(threading.current_thread())
+        write_sealed(path, body, mode=mode)
+
+    monkeypatch.setattr("slurm_pfi.store.given.write_sealed", write)
+    assert give(Limits(loses=1), tmp_path, 80).again
+    assert give(Limits(), tmp_path, 80).new_s == HOUR_S + 120
+    assert len(threads) == 4, "begun; then found not to be made, begun again and ended"
+    assert threading.main_thread() not in threads
 
 
 def test_a_damaged_record_gives_nothing(tmp_path: Path) -> None:

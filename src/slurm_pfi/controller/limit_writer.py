@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -18,7 +19,10 @@ log = structlog.get_logger("controller")
 
 
 class LimitWriter:
-    """``raise_limit`` never raises. The record is written first: what is not known to have failed counts as given."""
+    """``raise_limit`` never raises. The record is written first: what is not known to have failed counts as given.
+
+    It holds a month of runs and is made durable, in a thread: no plan waits for a disk. One order at a time.
+    """
 
     def __init__(
         self,
@@ -47,7 +51,7 @@ class LimitWriter:
         under_way = self._given.under_way(run)
         if under_way is not None:
             # An order of which no answer came. A limit that is neither value was changed by somebody since.
-            self._given.end(run, done=job.limit_s != under_way.old_s)
+            await asyncio.to_thread(self._given.end, run, done=job.limit_s != under_way.old_s)
         given_s = self._given.of(run)
         if given_s is None:
             return self._left(order, "what it was given so far is not known")
@@ -60,12 +64,14 @@ class LimitWriter:
         found = raised(job, more_s, room)
         if found.limit_s is None:
             return self._left(order, found.why, old_s=job.limit_s)
-        self._given.begin(run, job.limit_s, found.limit_s, time.time(), self._is_alive)
+        await asyncio.to_thread(
+            self._given.begin, run, job.limit_s, found.limit_s, time.time(), self._is_alive
+        )
         answer = await self._backend.set_time_limit(job.spec, found.limit_s)
         if isinstance(answer, Unavailable):
             # It may have been taken all the same: the next try sees.
             return self._left(order, answer.why, again=True)
-        self._given.end(run, done=not isinstance(answer, JobGone))
+        await asyncio.to_thread(self._given.end, run, done=not isinstance(answer, JobGone))
         if isinstance(answer, JobGone):
             return self._left(order, answer.why)
         return TimeLimitRaised(
