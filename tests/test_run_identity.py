@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slurm_pfi.bus.asking import WRONG_USE
 from slurm_pfi.cli.job import parse_job
 from slurm_pfi.controller import state as cs
-from slurm_pfi.model import Run
+from slurm_pfi.model import Run, RunReport
 from slurm_pfi.node.jobfile import JobFileError, parse_job_file
 from slurm_pfi.slurm.backend import JobInfo
 from tests.node_world import BOOT, S, World, entry, window_step
@@ -245,6 +245,33 @@ def test_a_job_cancelled_in_its_prolog_is_over_at_the_next_full_reading() -> Non
     site.cycle()
     assert phases(site) == {FIRST: "gone"}
     assert site.plans("n1")[-1].gone == (FIRST,)
+
+
+# ---------------------------------------------------------------------------------------- which GPUs are a run's at all
+
+
+def test_no_list_of_gpus_is_no_gpu_and_an_index_that_is_not_here_is_told() -> None:
+    world = World().start()
+    plain, strange, real = world.begin_job(1), world.begin_job(2, 9), world.begin_job(3, 1)
+    world.advance(S)
+    told = world.reports[-1]
+    assert {run.run: run.gpus for run in told.runs} == {plain: (), strange: (), real: ("GPU-1",)}
+    (fault,) = told.faults
+    assert f"run {strange}" in fault and "position 9" in fault
+    assert world.window(200_000, {plain: 300_000, strange: 300_000, real: 500_000})
+    world.advance(S)
+    assert world.requested() == [200_000, 500_000, 200_000]
+
+
+def test_a_run_without_gpus_is_no_run_of_the_controller() -> None:
+    site = Site(nodes=1, gpus=1)
+    report = site.report("n1", gpu("G1"))
+    without = RunReport(run=FIRST, uid=1000, flex="high", gpus=())
+    site.tell(cs.ReportCame(report=msgspec.structs.replace(report, runs=(without,))))
+    site.limit(400)
+    site.cycle()
+    assert phases(site) == {}
+    assert site.plans("n1")[-1].steps[0].caps == ()
 
 
 # ------------------------------------------------------------------------------------------------- how large an id is
