@@ -14,10 +14,10 @@ from typing import Final
 from ..files import write_atomically
 
 MOST: Final = 1024
-"""Lines kept on one node, and characters of one."""
+"""Lines taken from one plan."""
 
 _NAME: Final = re.compile(r"[0-9]{1,10}\.[0-9]{1,10}", re.ASCII)
-_LINE: Final = re.compile(r"[ -~]{1,300}", re.ASCII)
+_LINE: Final = re.compile(r"[ -~]{1,300}", re.ASCII)  # PFI_LINE_BYTES of spank/job_line.h, less its end
 
 
 class JobLines:
