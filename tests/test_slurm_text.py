@@ -94,6 +94,13 @@ def test_no_nodes_are_none() -> None:
     assert expand_nodes("") == expand_nodes("(null)") == expand_nodes("None assigned") == ()
 
 
+def test_a_list_of_more_nodes_than_slurm_can_have_is_an_error_at_once() -> None:
+    assert len(expand_nodes("n[1-65536]")) == 65_536
+    for text in ("n[1-65537]", "n[1-65536],m", "r[1-300]n[1-300]"):
+        with pytest.raises(SlurmTextError, match="at most 65536 nodes"):
+            expand_nodes(text)
+
+
 @pytest.mark.parametrize("row", rows("gres.jsonl"), ids=lambda row: repr(row["s"]))
 def test_gres(row: dict[str, Any]) -> None:
     if is_error(row["gpu"]):
