@@ -326,6 +326,32 @@ def test_without_slurmctlds_word_nothing_is_removed(site: Site) -> None:
     assert not (site.folder / "slurm-pfi-prolog").exists()
 
 
+def test_what_a_script_among_others_calls_is_seen_and_kept(globs: Site) -> None:
+    """A site that has our hooks beside a pattern and calls them from a script of its own in the folder."""
+    own = globs.folder / "slurm-pfi-prolog"
+    caller = globs.hook(globs.root / "etc/prolog.d/50-mine", f"{own} || :")
+    assert globs.run("install")[0] == 0
+    assert own.exists()
+    assert not (globs.root / "etc/prolog.d/zz-slurm-pfi-prolog").exists(), "one of them is enough"
+    before = globs.tree()
+    code, said = globs.run("remove")
+    assert (code, f"{caller} (" in said, globs.tree()) == (1, True, before)
+    caller.unlink()
+    assert globs.run("remove")[0] == 0
+    assert not own.exists()
+
+
+def test_what_a_link_names_is_kept(site: Site) -> None:
+    site.configure("ClusterName=lab")
+    site.run("install")
+    for name in OURS.values():
+        (site.root / f"etc/{name}.link").symlink_to(site.folder / name)
+    site.configure(*(f"{hook}={site.root}/etc/{name}.link" for hook, name in OURS.items()))
+    before = site.tree()
+    code, said = site.run("remove")
+    assert (code, "slurm-pfi-prolog.link" in said, site.tree()) == (1, True, before)
+
+
 def test_a_site_with_one_script_gets_a_line_for_it(site: Site) -> None:
     scripts = {hook: site.hook(site.root / f"etc/{hook.lower()}.sh", "exit 0") for hook in OURS}
     site.configure(*(f"{hook}={path}" for hook, path in scripts.items()))
@@ -471,6 +497,12 @@ def test_a_file_that_is_not_ours(globs: Site) -> None:
     globs.hook(globs.root / "etc/prolog.d/zz-slurm-pfi-prolog", "exit 7")
     refused(globs, "is there and not ours")
     assert globs.run("remove") == (0, "nothing of ours is here\n"), "and it is not removed either"
+
+
+def test_the_folder_of_a_pattern_as_ours(site: Site) -> None:
+    """An epilog that lies there would be run as prolog."""
+    site.configure(f"Prolog={site.folder}/*")
+    refused(site, "would run whatever lies there as Prolog", "name another")
 
 
 def test_part_of_slurm_conf_that_cannot_be_read(site: Site) -> None:

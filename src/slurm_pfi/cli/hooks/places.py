@@ -40,10 +40,9 @@ def place_of(hook: Hook, conf: SlurmConf, conf_dir: Path, folder: Path) -> Place
             return Place(hook, "named", Path(value), value)
     patterns = [value for value in values if glob.has_magic(value)]
     scripts = [value for value in values if not glob.has_magic(value)]
-    for value in scripts:
-        text = text_of_script(Path(value))
-        if text is not None and str(own) in text:
-            return Place(hook, "called", own, value)
+    for file in (file for value in values for file in files_of(value)):
+        if str(own) in (text_of_script(file) or ""):
+            return Place(hook, "called", own, str(file))
     if patterns:
         # Ours may already lie in any of them; else last of all prologs and first of all epilogs.
         in_order = patterns[::-1] if hook == "Prolog" else patterns
@@ -94,15 +93,23 @@ def matches(pattern: str) -> list[Path]:
     return [Path(name) for name in sorted(glob.glob(pattern))]  # noqa: PTH207 (patterns are absolute)
 
 
+def files_of(value: str) -> list[Path]:
+    """The files that one setting means."""
+    return matches(value) if glob.has_magic(value) else [Path(value)]
+
+
 def references(path: Path, confs: Iterable[tuple[str, SlurmConf]], conf_dir: Path) -> Iterator[str]:
-    """Who would miss this file: settings that name it, and scripts in settings that call it."""
+    """Who would miss this file: settings that name it or a link to it, and scripts in settings that call it."""
     for where, conf in confs:
         for hook in OURS:
             for value in hook_values(hook, conf, conf_dir):
-                if value == str(path):
-                    yield f"{where} has {hook}={value}"
-                elif not glob.has_magic(value) and str(path) in (text_of_script(Path(value)) or ""):
-                    yield f"{value} ({where} has it as {hook}) names it"
+                for file in files_of(value):
+                    if file.resolve() == path.resolve():
+                        yield f"{where} has {hook}={value}" + (
+                            f", that is {file}" if str(file) != value else ""
+                        )
+                    elif str(path) in (text_of_script(file) or ""):
+                        yield f"{file} ({where} has {hook}={value}) names it"
 
 
 def text_of_script(path: Path) -> str | None:

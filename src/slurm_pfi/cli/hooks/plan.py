@@ -17,6 +17,7 @@ Verb: TypeAlias = Literal["make folder", "make file", "write", "replace", "keep"
 INSTALLED: Final[tuple[Hook, ...]] = ("Epilog", "Prolog")
 """In this order: whatever a prolog writes there is an epilog to remove."""
 REMOVED: Final[tuple[Hook, ...]] = ("Prolog", "Epilog")
+_MAGIC: Final = frozenset("*?[")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,13 @@ def plan_install(site: Site, settings: Settings, *, wrap: bool) -> Plan:
     lines: list[str] = []
     if not f"{settings.state_dir}{settings.log_file}".isprintable():
         raise RefusedError("node.state_dir and node.hook_log must be printable to be written into a script")
+    for hook in INSTALLED:
+        for value in hook_values(hook, site.conf, site.conf_dir):
+            if set(value) & _MAGIC and Path(value).parent == site.folder:
+                raise RefusedError(
+                    f"--folder {site.folder} is the one of {hook}={value}, which would run whatever lies there as "
+                    f"{hook}: name another"
+                )
     _log(settings.log_file, steps)
     for hook in INSTALLED:
         place = site.place(hook)
@@ -146,14 +154,15 @@ def plan_remove(site: Site, *, unasked: bool) -> Plan:
         paths = {site.folder / WRAPPERS[hook]: None, own: None}
         if place.kind == "named":
             paths[place.path] = None
-        steps += _unnamed(site, hook, paths, unasked=unasked)
+        gone = {step.path for step in steps}
+        steps += _unnamed(site, hook, [path for path in paths if path not in gone], unasked=unasked)
     return Plan(tuple(steps))
 
 
 def _patterns(site: Site, hook: Hook) -> list[str]:
     confs = [site.conf, *([site.running] if site.running is not None else [])]
     values = [value for conf in confs for value in hook_values(hook, conf, site.conf_dir)]
-    return [value for value in dict.fromkeys(values) if set(value) & set("*?[")]
+    return [value for value in dict.fromkeys(values) if set(value) & _MAGIC]
 
 
 def _from_pattern(hook: Hook, pattern: str) -> list[Step]:
