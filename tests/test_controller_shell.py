@@ -54,6 +54,31 @@ def test_a_fault_of_the_core_ends_neither_the_process_nor_what_is_in_force(
     assert (said.out + said.err).count("please report it") == 1
 
 
+def test_a_worker_that_ends_is_missed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config(
+        cluster="c",
+        node_set=(NodeSet(names="n1", gpus=1, gpu_max_w=700, overhead_w=0),),
+        controller=ControllerSection(state_dir=str(tmp_path / "state"), run_dir=str(tmp_path / "run")),
+    )
+    (tmp_path / "state").mkdir()
+
+    async def live() -> int:
+        controller = Controller(config, tmp_path / "config.toml")
+
+        async def fail() -> bool:
+            controller.stop()
+            raise ZeroDivisionError("planted")
+
+        monkeypatch.setattr(controller.private_data, "read", fail)
+        return await controller.run()
+
+    assert asyncio.run(live()) == 0
+    said = capsys.readouterr()
+    assert "no longer asked, restart the controller: ZeroDivisionError('planted')" in said.out + said.err
+
+
 class Stumbling(Core):
     """A core whose fault comes with the whole state in its frame, as real ones do."""
 

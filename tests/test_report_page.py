@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import time
 import xml.etree.ElementTree as ET
@@ -370,6 +371,21 @@ def test_the_command_shows_the_last_window_and_writes_page_and_csv(
     assert json.loads(capsys.readouterr().out)["window"]["id"] == 1
     assert code_of("report", "--html", "-") == 0
     parsed(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o022, 0o644)])
+def test_who_may_read_a_report_is_for_its_writer_to_say(
+    controller: Controller, tmp_path: Path, umask: int, mode: int
+) -> None:
+    fill(controller)
+    before = os.umask(umask)
+    try:
+        assert code_of("report", "--html", str(tmp_path / "w.html"), "--csv", str(tmp_path / "csv")) == 0
+        assert os.umask(umask) == umask
+    finally:
+        os.umask(before)
+    written = [tmp_path / "w.html", *(tmp_path / "csv").iterdir()]
+    assert {path.stat().st_mode & 0o777 for path in written} == {mode}
 
 
 def test_the_list_has_all_windows_the_last_first(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, TypeVar
@@ -276,6 +277,13 @@ async def asked(*job_ids: int | None, timeout_s: float = 30) -> list[Read | JobG
         return [await process.read(job_id) for job_id in job_ids]
     finally:
         await process.close()
+
+
+def test_a_process_that_cannot_be_started_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert run(lambda: asked(None)) == [
+        Unavailable("pyslurm's process cannot be started: No such file or directory")
+    ]
 
 
 def test_a_job_with_all_its_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

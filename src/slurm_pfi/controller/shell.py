@@ -139,6 +139,8 @@ class Controller:
             "commanding", cluster=self.config.cluster, epoch=self.state.epoch, nodes=len(self.state.nodes)
         )
         workers = [asyncio.create_task(work) for work in (self._slurm.run(), self.private_data.run())]
+        for worker in workers:
+            worker.add_done_callback(_tell_end)
         try:
             await self._cycles()
         finally:
@@ -169,7 +171,9 @@ class Controller:
         try:
             self._given.load()
         except UnreadableError as error:
-            log.error(f"{error}; no time limit is raised until the file is put aside and the controller restarts")
+            log.error(
+                f"{error}; no time limit is raised until the file is put aside and the controller restarts"
+            )
         off = self._off_switch.load()
         self.state = self._draws.recall(self.state, time.monotonic_ns(), time.time())
         self.take(EpochTaken(epoch=self._epochs.next_epoch()))
@@ -387,6 +391,12 @@ class Controller:
 
 def _say_fault(text: str) -> None:
     log.error(f"a fault of the controller, please report it: {text[:MOST_SAID]}")
+
+
+def _tell_end(worker: asyncio.Task[None]) -> None:
+    """No worker ends by itself; one that does would never be missed."""
+    if not worker.cancelled() and (error := worker.exception()) is not None:
+        _say_fault(f"Slurm is no longer asked, restart the controller: {error!r}")
 
 
 def run_controller(config: Config, path: Path) -> int:

@@ -97,14 +97,17 @@ class PyslurmProcess:
             return ""
         await self.close()
         self._reads, self._in_step = 0, True
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-P", "-m", f"{__package__}.pyslurm_child"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=self._environment,
-        )
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-P", "-m", f"{__package__}.pyslurm_child"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                env=self._environment,
+            )
+        except OSError as error:
+            return f"pyslurm's process cannot be started: {error.strerror}"
         hello = await self._exchange(None, Hello)
         if isinstance(hello, str) or hello.why:
             await self.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from pathlib import Path
 from typing import Any, Final
@@ -74,9 +75,16 @@ def _understood(how: Any, data: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------- files
 
 
+def _mode() -> int:
+    """Of any file that this user makes: a report names jobs, and the umask says who may read it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
 def _write(path: Path, text: str) -> None:
     try:
-        write_atomically(path, text.encode("utf-8", "replace"), 0o644)
+        write_atomically(path, text.encode("utf-8", "replace"), _mode())
     except OSError as error:
         fail(f"{path} cannot be written: {error.strerror or error}", WRONG_USE)
 
