@@ -1,4 +1,4 @@
-/* See job_line.h. The folders belong to root; still nothing is followed, waited for, or believed without a look. */
+/* See job_line.h. The folders belong to root; still no file is opened by a link, waited for, or believed without a look. */
 #include "job_line.h"
 
 #include <dirent.h>

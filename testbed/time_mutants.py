@@ -8,7 +8,7 @@ from .mutant import Mutant
 
 PURE: Final = ("tests/test_deadline.py",)
 CORE: Final = ("tests/test_timelimits.py",)
-WRITER: Final = ("tests/test_limit_writer.py",)
+WRITER: Final = ("tests/test_time_limit_writer.py",)
 ROOM: Final = ("tests/test_slurm_timelimit.py",)
 
 TIME_MUTANTS: Final = (
@@ -79,7 +79,7 @@ TIME_MUTANTS: Final = (
     Mutant(
         name="given-again-after-a-restart",
         invariant="time limits",
-        file="controller/limit_writer.py",
+        file="controller/time_limit_writer.py",
         old="        more_s = owed_s(order.lost_s, given_s)\n",
         new="        more_s = owed_s(order.lost_s, 0)\n",
         tests=WRITER,
@@ -87,7 +87,7 @@ TIME_MUTANTS: Final = (
     Mutant(
         name="an-answer-that-did-not-come-is-a-refusal",
         invariant="time limits",
-        file="controller/limit_writer.py",
+        file="controller/time_limit_writer.py",
         old="done=job.limit_s != under_way.old_s",
         new="done=False",
         tests=WRITER,

@@ -34,7 +34,6 @@ from .core import Core
 from .dispatch import latest_release_s
 from .kinship import kin_name
 from .knowledge import Knowledge, learn_runs
-from .limit_writer import LimitWriter
 from .log import set_up_logging
 from .nodes import ConfigNodesError, cannot_leave, declared_nodes, with_nodes
 from .orders import Orders
@@ -64,6 +63,7 @@ from .state import (
     State,
     WriteTag,
 )
+from .time_limit_writer import TimeLimitWriter
 
 BUS_SOCKET = "bus.sock"
 CONTROL_SOCKET = "control.sock"
@@ -98,8 +98,10 @@ class Controller:
         backend = open_backend(config.slurm, timeout_s=config.times.slurm_timeout_s, say=log.warning)
         self._end_backend = backend.close
         self._given = GivenStore(state_dir / "time_given.json")
-        limits = LimitWriter(backend, self._given, self._is_alive)
-        self._slurm = SlurmWorker(backend, config, self._on_slurm, limits=limits, is_alive=self._is_alive)
+        time_limits = TimeLimitWriter(backend, self._given, self._is_alive)
+        self._slurm = SlurmWorker(
+            backend, config, self._on_slurm, time_limits=time_limits, is_alive=self._is_alive
+        )
         self.private_data = PrivateData(backend, config)
         self._bus = LocalServer(
             run_dir / BUS_SOCKET,
@@ -336,7 +338,7 @@ class Controller:
             case WriteTag():
                 self._slurm.write_tag(action)
             case RaiseTimeLimit():
-                self._slurm.raise_limit(action)
+                self._slurm.raise_time_limit(action)
             case LearnCurves():
                 self._learn(action)
             case NeedEpoch(above=above):

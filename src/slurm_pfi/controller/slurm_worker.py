@@ -16,9 +16,9 @@ from ..config import Config
 from ..model import Run
 from ..slurm.backend import JobGone, JobInfo, SlurmBackend, Unavailable
 from ..slurm.tagwrite import TagWrite, write_tag
-from .limit_writer import LimitWriter
 from .pace import Pace
 from .state import AllJobsRead, Event, JobRead, RaiseTimeLimit, TagWritten, WriteTag
+from .time_limit_writer import TimeLimitWriter
 
 READERS = 4
 PRUNE_EVERY = 1000  # tags
@@ -40,14 +40,14 @@ class SlurmWorker:
         config: Config,
         take: Callable[[Event], None],
         *,
-        limits: LimitWriter | None = None,
+        time_limits: TimeLimitWriter | None = None,
         is_alive: Callable[[Run], bool] = lambda _run: True,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._backend = backend
         self._take = take
-        self._limits = limits
+        self._time_limits = time_limits
         self._is_alive = is_alive
         self._clock = clock
         self._chance = chance
@@ -75,7 +75,7 @@ class SlurmWorker:
         self._tags[order.run] = order
         self._ready.set()
 
-    def raise_limit(self, order: RaiseTimeLimit) -> None:
+    def raise_time_limit(self, order: RaiseTimeLimit) -> None:
         """Raise a time limit when its turn comes, before any tag; the answer comes as TimeLimitRaised."""
         self._raises[order.run] = order
         self._ready.set()
@@ -138,9 +138,9 @@ class SlurmWorker:
             # Before the tag is taken: a newer one of the run may come meanwhile, or the run may end.
             await asyncio.sleep(max(0.0, self._pace.next_s - self._clock()))
             began_s = self._clock()
-            if self._raises and self._limits is not None:
+            if self._raises and self._time_limits is not None:
                 # A run may end before its tag is written, and that of its limit would come too late.
-                raised = await self._limits.raise_limit(self._raises.pop(next(iter(self._raises))))
+                raised = await self._time_limits.raise_time_limit(self._raises.pop(next(iter(self._raises))))
                 self._pace = self._pace.after(
                     began_s, self._clock(), ok=not raised.again, chance=self._chance()
                 )

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_pfi.controller.limit_writer import LimitWriter
 from slurm_pfi.controller.state import RaiseTimeLimit, TimeLimitRaised
+from slurm_pfi.controller.time_limit_writer import TimeLimitWriter
 from slurm_pfi.model import Run
 from slurm_pfi.slurm.backend import JobGone, JobInfo, Special, Unavailable, Updated
 from slurm_pfi.slurm.timelimit import Room
@@ -85,7 +85,7 @@ def store(folder: Path) -> GivenStore:
 def give(slurm: Limits, folder: Path, lost_s: float, run: Run = RUN) -> TimeLimitRaised:
     """By a controller that has just started."""
     order = RaiseTimeLimit(run=run, job=job_info(run, ("n1",), "main"), lost_s=lost_s)
-    return asyncio.run(LimitWriter(slurm, store(folder)).raise_limit(order))
+    return asyncio.run(TimeLimitWriter(slurm, store(folder)).raise_time_limit(order))
 
 
 def test_lost_minutes_are_given_once_rounded_up_over_restarts_of_the_controller(tmp_path: Path) -> None:
@@ -161,13 +161,13 @@ def test_a_requeued_run_still_has_what_its_job_was_given_before(tmp_path: Path) 
 
 def test_what_cannot_be_put_on_record_is_not_done(tmp_path: Path) -> None:
     slurm = Limits()
-    writer = LimitWriter(slurm, GivenStore(tmp_path / "missing" / "time_given.json"))
+    writer = TimeLimitWriter(slurm, GivenStore(tmp_path / "missing" / "time_given.json"))
     order = RaiseTimeLimit(run=RUN, job=job_info(RUN, ("n1",), "main"), lost_s=80)
-    done = asyncio.run(writer.raise_limit(order))
+    done = asyncio.run(writer.raise_time_limit(order))
     assert done.new_s is None and done.given_s is None and slurm.writes == []
     known = GivenStore(tmp_path / "missing" / "time_given.json")
     known.load()
-    done = asyncio.run(LimitWriter(slurm, known).raise_limit(order))
+    done = asyncio.run(TimeLimitWriter(slurm, known).raise_time_limit(order))
     assert done.new_s is None and done.again and "cannot be put on record" in done.why and slurm.writes == []
 
 
@@ -195,7 +195,7 @@ def test_a_damaged_record_gives_nothing(tmp_path: Path) -> None:
     assert damaged.of(RUN) is None
     order = RaiseTimeLimit(run=RUN, job=job_info(RUN, ("n1",), "main"), lost_s=800)
     slurm = Limits()
-    done = asyncio.run(LimitWriter(slurm, damaged).raise_limit(order))
+    done = asyncio.run(TimeLimitWriter(slurm, damaged).raise_time_limit(order))
     assert done.new_s is None and done.given_s is None and slurm.writes == []
 
 

@@ -18,8 +18,8 @@ from .state import RaiseTimeLimit, TimeLimitRaised
 log = structlog.get_logger("controller")
 
 
-class LimitWriter:
-    """``raise_limit`` never raises. The record is written first: what is not known to have failed counts as given.
+class TimeLimitWriter:
+    """``raise_time_limit`` never raises. The record is written first: what is not known to have failed counts as given.
 
     It holds a month of runs and is made durable, in a thread: no plan waits for a disk. One order at a time.
     """
@@ -34,7 +34,7 @@ class LimitWriter:
         self._given = given
         self._is_alive = is_alive
 
-    async def raise_limit(self, order: RaiseTimeLimit) -> TimeLimitRaised:
+    async def raise_time_limit(self, order: RaiseTimeLimit) -> TimeLimitRaised:
         """Carry out one order, as far as there is room."""
         job = await self._backend.job(order.run.job_id)
         if not isinstance(job, JobInfo):
