@@ -93,9 +93,11 @@ def jobs_from_slurm(away: NoControllerError, *, mine: bool, ended: bool) -> tupl
         over = ended_in_accounting(commands, ENDED_S, user=str(os.getuid()) if mine else None)
     trouble = f"jobs that ended are not known: {over.why}" if isinstance(over, Unavailable) else ""
     rows = [row_of(run) for run in (*(() if isinstance(over, Unavailable) else over), *queued)]
-    # Unknown is not none: a site that does not track gres/gpu has its jobs shown without a count.
+    # AccountingStorageTRES tracks gres/gpu for all jobs or for none: where one has a count, no count is no GPU.
+    counted = any(row["gpus"] for row in rows)
+    shown = (row for row in rows if row["slurm_state"] != "PENDING")
     return [
-        row for row in rows if row["slurm_state"] != "PENDING" and (row["gpus"] != 0 or row["tag"])
+        row for row in shown if row["tag"] or row["gpus"] or (row["gpus"] is None and not counted)
     ], trouble
 
 
