@@ -117,6 +117,7 @@ def test_a_bound_is_never_looser_than_the_flex_nor_tighter_than_allowed(
     found = judge(work, ahead, flex, tightest, was)
     assert min(flex, tightest) <= found.max_loss <= flex
     assert (found.verdict == "tight") == (found.max_loss < flex)
+    assert found.max_loss in (flex, tightest, round(found.max_loss, 3)), "in whole steps"
     if found.verdict == "tight" and found.max_loss > tightest:
         assert found.max_loss <= greatest_loss(work, ahead) + 1e-9
 

@@ -100,7 +100,7 @@ def judge(work: Work, ahead: Ahead, max_loss: float, tightest: float, before: De
     was_late = before is not None and before.verdict == "late"
     if work.left > 0 and (work.left / quick > time_s or (was_late and expected_s > time_s)):
         return Deadline(verdict="late", max_loss=max_loss, left_s=ahead.left_s, needed_s=expected_s)
-    bound = max(tightest, floor(greatest_loss(work, ahead) / STEP + 1e-9) * STEP)
+    bound = max(tightest, round(floor(greatest_loss(work, ahead) / STEP + 1e-9) * STEP, 3))
     if (
         before is not None
         and before.verdict == "tight"
