@@ -29,8 +29,16 @@ SHAPE_MUTANTS: Final = (
         name="a-boot-brings-an-old-run-back",
         invariant="A8",
         file="controller/core.py",
-        old="        if older:\n",
+        old="        if superseded(run, state.runs):\n",
         new="        if False:\n",
+        tests=IDENTITY,
+    ),
+    Mutant(
+        name="a-node-s-word-ends-a-run-of-another-node",
+        invariant="A8",
+        file="controller/runs.py",
+        old='        and view.phase not in ("gone", "refused")\n',
+        new="",
         tests=IDENTITY,
     ),
     Mutant(

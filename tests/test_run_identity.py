@@ -77,6 +77,19 @@ def test_a_node_that_claims_a_later_run_ends_nobody_elses() -> None:
     assert phases(site) == {FIRST: "admitted", SECOND: "refused"}
 
 
+def test_nor_does_it_where_it_comes_first() -> None:
+    """Such as a file from before slurmctld lost its state and began again at job 1."""
+    site = Site(nodes=2, gpus=1)
+    site.hear("n2", gpu("G2", SECOND))
+    read(site, SECOND, msgspec_job(FIRST, ("n1",)))
+    site.hear("n1", gpu("G1", FIRST))
+    site.identify(FIRST, "n1")
+    assert phases(site) == {FIRST: "admitted", SECOND: "refused"}
+    site.limit(1200)
+    site.cycle()
+    assert [cap.run for cap in site.plans("n1")[-1].steps[0].caps] == [FIRST]
+
+
 def test_the_new_run_starts_with_nothing_of_the_old_one() -> None:
     site = Site(nodes=1, gpus=1, baseline_s=5.0)
     for _ in range(10):

@@ -27,6 +27,7 @@ from .runs import (
     rests,
     run_over,
     sample_of,
+    superseded,
     taken,
     uids,
     was_raised,
@@ -208,8 +209,7 @@ class Core:
             read_due_ns=now_ns,
             gpus={report.node: run_report.gpus},
         )
-        older = [known for known in state.runs if known.job_id == run.job_id and known.restart > run.restart]
-        if older:
+        if superseded(run, state.runs):
             return msgspec.structs.replace(view, phase="gone", read_due_ns=None), []
         raised = was_raised(report, run, self.config) and not taken(runs, report, run_report)
         in_window = state.window is not None or not state.planned

@@ -103,6 +103,17 @@ def overtaken(runs: dict[Run, RunView], job: JobInfo) -> list[RunView]:
     return [view for view in earlier if view.phase != "gone"]
 
 
+def superseded(run: Run, runs: dict[Run, RunView]) -> bool:
+    """Whether a later run of its job is alive by Slurm's word: a node's word alone ends no run of another node."""
+    return any(
+        known.job_id == run.job_id
+        and known.restart > run.restart
+        and view.job is not None
+        and view.phase not in ("gone", "refused")
+        for known, view in runs.items()
+    )
+
+
 def contradiction(job: JobInfo, node: str, uid: int) -> str:
     """Why a node's word on a run contradicts Slurm's own; empty when it does not."""
     if node not in job.nodes:
