@@ -77,10 +77,13 @@ def test_a_node_that_claims_a_later_run_ends_nobody_elses() -> None:
     assert phases(site) == {FIRST: "admitted", SECOND: "refused"}
 
 
-def test_nor_does_it_where_it_comes_first() -> None:
+@pytest.mark.parametrize("was_there", [False, True])
+def test_nor_does_it_where_it_comes_first(was_there: bool) -> None:
     """Such as a file from before slurmctld lost its state and began again at job 1."""
     site = Site(nodes=2, gpus=1)
     site.hear("n2", gpu("G2", SECOND))
+    if was_there:
+        site.identify(SECOND, "n2")
     read(site, SECOND, msgspec_job(FIRST, ("n1",)))
     site.hear("n1", gpu("G1", FIRST))
     site.identify(FIRST, "n1")
