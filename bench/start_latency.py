@@ -4,8 +4,10 @@ Real clusters with simulated GPUs. Writes build/bench/start_latency.json:
 
 hooks          wall time of our hooks as slurmd runs them, and of an empty one (bench.hook_times): 200 jobs one after
                another, and 200 at once
-first_kernel   from the start of sbatch to the job's first kernel, on a site with all of ours (plugin, hooks, agents,
-               controller, no limit) and, in turn with it, on a plain cluster: medians, and that of the differences
+first_kernel   from the start of sbatch to the job's first kernel, in turn with plugin and hooks (agents and controller
+               stopped), with all of ours at work, and on a plain cluster: medians, and their differences. A node's
+               agent and the controller share the cores of this one machine with job and Slurm, as at no site. Also
+               from the allocation, which comes at slurmctld's next look at the queue, once a second, whoever waits
 first_raise    in a window, from the agent's first sight of a run to the first cap of its GPU above the park cap, which
                holds it until the controller has admitted it; also from its first kernel, which comes later
 """
@@ -14,10 +16,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
+import re
+import signal
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +46,7 @@ PARK_MW: Final = 200_000
 # All GPUs parked, all overheads, and power for one GPU at its limit.
 LIMIT_MW: Final = NODES * 1_000_000 + NODES * GPUS * PARK_MW + 700_000
 WAIT_S: Final = 60.0
+ARMS: Final = ("all", "hooks", "without")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +54,12 @@ class Size:
     """How many of each."""
 
     hooks: hook_times.Sizes
-    pairs: int
+    turns: int
     raises: int
 
 
-FULL: Final = Size(hook_times.Sizes(serial=200, serial_round=50, together=200, rounds=5), pairs=40, raises=20)
-QUICK: Final = Size(hook_times.Sizes(serial=4, serial_round=4, together=8, rounds=1), pairs=2, raises=2)
+FULL: Final = Size(hook_times.Sizes(serial=200, serial_round=50, together=200, rounds=5), turns=40, raises=20)
+QUICK: Final = Size(hook_times.Sizes(serial=4, serial_round=4, together=8, rounds=1), turns=2, raises=2)
 
 
 def first_kernel_ns(folder: Path, job: int) -> int | None:
@@ -77,45 +85,82 @@ def wait_free(cluster: Cluster, job: int) -> None:
     cluster.wait_nodes_idle()
 
 
-def submit_to_kernel_ms(cluster: Cluster, command: str, folder: Path) -> float:
-    """One short job on an idle n1."""
+def allocated_ns(cluster: Cluster, job: int) -> int:
+    """When slurmctld gave the job its node, to the millisecond. Raises ClusterError when its log does not tell."""
+    log = (cluster.layout.log / "slurmctld.log").read_text(errors="replace")
+    told_at = re.findall(rf"^\[(\S+)\] .*(?:Allocate|Started) JobId={job} ", log, re.MULTILINE)
+    if not told_at:
+        raise ClusterError(f"slurmctld's log does not tell when job {job} was allocated")
+    unix_s = datetime.fromisoformat(told_at[0]).astimezone().timestamp()
+    return round((unix_s - time.time() + time.monotonic()) * 1e9)
+
+
+def start_ms(cluster: Cluster, command: str, folder: Path) -> tuple[float, float]:
+    """One short job on an idle n1: ms to its first kernel since the start of sbatch, and since its allocation.
+
+    slurmctld looks for jobs to start once a second, so the first is mostly the wait for that look; submitting at an
+    instant of our own making would measure its phase.
+    """
+    time.sleep(random.random())
     began_ns = time.monotonic_ns()
     job = cluster.sbatch(f"#!/bin/sh\nexec {command}\n", "--gres=gpu:1", "--nodelist=n1")
     wait_free(cluster, job)
     started_ns = first_kernel_ns(folder, job)
     if started_ns is None:
         raise ClusterError(f"job {job} started no kernel: {cluster.job_output(job)[-500:]}")
-    return (started_ns - began_ns) / 1e6
+    return (started_ns - began_ns) / 1e6, (started_ns - allocated_ns(cluster, job)) / 1e6
 
 
-def measure_first_kernel(site: Site, plain: PlainSlurm, pairs: int) -> dict[str, Any]:
-    """With and without us, in turn; who goes first changes from pair to pair."""
-    ours: list[float] = []
-    without: list[float] = []
+@contextmanager
+def daemons_stopped(site: Site) -> Iterator[None]:
+    """Plugin and hooks stay; agents and controller take none of the few cores that the whole site shares here."""
+    names = ("controller", *site.node_names)
+    for name in names:
+        site.send_signal(name, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for name in names:
+            site.send_signal(name, signal.SIGCONT)
 
-    def one_with() -> None:
-        command = site.training(TRAIN, seconds=0.2)
-        ours.append(submit_to_kernel_ms(site.cluster, command, site.sim_dir("n1")))
 
-    def one_without() -> None:
-        command = f'{plain.command} --workload "{TRAIN}" --seconds 0.2'
-        without.append(submit_to_kernel_ms(plain.cluster, command, plain.sim_dir("n1")))
+def measure_first_kernel(site: Site, plain: PlainSlurm, turns: int) -> dict[str, Any]:
+    """With all of ours, with plugin and hooks alone, and without us, in turn; who goes first changes."""
+    with_us = site.training(TRAIN, seconds=0.2)
+    without_us = f'{plain.command} --workload "{TRAIN}" --seconds 0.2'
 
-    turns = (one_with, one_without)
-    for number in range(pairs + 1):
-        for one in turns if number % 2 else turns[::-1]:
-            one()
-    both = list(zip(ours[1:], without[1:], strict=True))  # the first of each reads everything from disk
+    def one(arm: str) -> tuple[float, float]:
+        if arm == "without":
+            return start_ms(plain.cluster, without_us, plain.sim_dir("n1"))
+        with daemons_stopped(site) if arm == "hooks" else nullcontext():
+            return start_ms(site.cluster, with_us, site.sim_dir("n1"))
 
-    def cost(sample: Sequence[tuple[float, float]]) -> float:
-        return statistics.median(a for a, _ in sample) - statistics.median(b for _, b in sample)
+    found: list[dict[str, tuple[float, float]]] = []
+    for number in range(turns + 1):
+        order = [*ARMS[number % len(ARMS) :], *ARMS[: number % len(ARMS)]]
+        found.append({arm: one(arm) for arm in order})
+    found = found[1:]  # the first of each reads everything from disk
 
     return {
-        "pairs": pairs,
-        "with_ms": told([a for a, _ in both]),
-        "without_ms": told([b for _, b in both]),
-        "difference_of_medians_ms": round(cost(both), 1),
-        "difference_interval_95_ms": [round(bound, 1) for bound in interval(both, cost)],
+        "turns": turns,
+        "since_submit": compared([{arm: both[0] for arm, both in turn.items()} for turn in found]),
+        "since_allocation": compared([{arm: both[1] for arm, both in turn.items()} for turn in found]),
+    }
+
+
+def compared(found: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Medians of each arm, and how much later a job is with ours, by the difference of medians."""
+
+    def later(arm: str) -> dict[str, Any]:
+        def by(sample: Sequence[dict[str, float]]) -> float:
+            return statistics.median(x[arm] for x in sample) - statistics.median(x["without"] for x in sample)
+
+        return {"ms": round(by(found), 1), "interval_95_ms": [round(x, 1) for x in interval(found, by)]}
+
+    return {
+        **{f"{arm}_ms": told([times[arm] for times in found]) for arm in ARMS},
+        "hooks_later": later("hooks"),
+        "all_later": later("all"),
     }
 
 
@@ -189,14 +234,14 @@ def measure(size: Size) -> dict[str, Any]:
     options = SiteOptions(nodes=NODES, gpus=GPUS, overhead_w=OVERHEAD_W, scrambled=())
     with Site(options) as site:
         with PlainSlurm(nodes=NODES, gpus_per_node=GPUS) as plain:
-            first_kernel = measure_first_kernel(site, plain, size.pairs)
+            first_kernel = measure_first_kernel(site, plain, size.turns)
         first_raise = measure_first_raise(site, size.raises)
     serial, together = hooks["serial"], hooks["together"]
     return {
         "hook_median_ms": serial["ours_prolog_ms"]["median"],
         "hook_p99_ms": serial["ours_prolog_ms"]["p99"],
         "together_ratio": together["ratio"],
-        "first_kernel_cost_ms": first_kernel["difference_of_medians_ms"],
+        "first_kernel_later_ms": first_kernel["since_allocation"]["hooks_later"]["ms"],
         "first_raise_max_s": first_raise["since_seen_s"]["max"],
         "slurm": ".".join(f"{number:02}" for number in slurm_version()),
         "nodes": NODES,
@@ -218,8 +263,10 @@ def table(result: dict[str, Any]) -> str:
     }
     for kind in hook_times.KINDS:
         rows[f"{kind} prolog, {together['jobs']} at once"] = together[f"{kind}_prolog_ms"]
-    for part in ("with", "without"):
-        rows[f"submit to first kernel, {part} us"] = result["first_kernel"][f"{part}_ms"]
+    first = result["first_kernel"]
+    for since, words in (("since_submit", "submit"), ("since_allocation", "allocation")):
+        for arm in ARMS:
+            rows[f"{words} to first kernel, {arm}"] = first[since][f"{arm}_ms"]
     lines += [
         f"{name:34}{row['median']:9.1f}{row['p99']:9.1f}{row['max']:10.1f} ms" for name, row in rows.items()
     ]
@@ -229,9 +276,13 @@ def table(result: dict[str, Any]) -> str:
     lines.append(
         f"{together['jobs']} at once, all prologs: {together['ratio']} times the empty hook ({low} to {high})"
     )
-    cost = result["first_kernel"]
-    low, high = cost["difference_interval_95_ms"]
-    lines.append(f"first kernel later by {cost['difference_of_medians_ms']} ms ({low} to {high})")
+    for since in ("since_submit", "since_allocation"):
+        for name, words in (("hooks", "plugin and hooks"), ("all", "all of ours")):
+            later = first[since][f"{name}_later"]
+            low, high = later["interval_95_ms"]
+            lines.append(
+                f"first kernel {since.replace('_', ' ')}, {words}: {later['ms']:+} ms ({low} to {high})"
+            )
     return "\n".join(lines)
 
 
