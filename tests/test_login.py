@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,3 +52,9 @@ def test_where_gpus_are_counted_a_job_without_a_count_has_none(
         row(4, "cpu=1", admin_comment=tag, StartTime="0"),
     ]
     assert shown(tmp_path, monkeypatch, *rows) == [(2, 2), (4, None)], "a tag is shown in any case"
+
+
+def test_a_login_node_loads_nothing_that_only_a_controller_needs() -> None:
+    code = "import sys, slurm_pfi.cli.login; print(sorted({'numpy', 'structlog'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

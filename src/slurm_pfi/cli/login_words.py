@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ..controller.jobline import capped_text
 from ..flex import FlexError, parse_flex
-from ..slurm.tag import Tag, find_tag, format_tag
+from ..slurm.tag import Tag, capped_text, find_tag, format_tag
 from ..slurm.tagged import TaggedRun
 from .clock import local_text
 from .common import percent

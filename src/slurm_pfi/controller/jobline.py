@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from ..slurm.tag import Tag, find_tag
-from ..units import format_duration
+from ..slurm.tag import Tag, capped_text, find_tag
 from .state import RunView
 
 
@@ -16,11 +15,6 @@ def job_line(view: RunView) -> str:
         return ""
     spec = str(view.run.job_id) if view.job is None else view.job.spec
     return f"{_cost(tag)}; as of {datetime.fromtimestamp(tag.at_unix_s, UTC):%H:%M} UTC, more: slurm-pfi job {spec}"
-
-
-def capped_text(capped_s: float) -> str:
-    """A tag's time under caps in words: it has whole minutes, of which the first counts at once."""
-    return "less than 2 min" if capped_s < 120 else format_duration(capped_s)
 
 
 def _cost(tag: Tag) -> str:

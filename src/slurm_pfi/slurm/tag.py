@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Final, Literal, TypeAlias
 
 from ..flex import FlexError, parse_flex
+from ..units import format_duration
 
 MAX_TAG_BYTES: Final = 200
 MAX_COMMENT_BYTES: Final = 65_000
@@ -98,6 +99,11 @@ def format_tag(tag: Tag) -> str:
 def _minutes(seconds: float) -> int:
     """Whole minutes; the first counts as soon as it has begun, for 0 says that there was no cap."""
     return max(1, int(seconds // 60)) if seconds >= 1 else int(seconds // 60)
+
+
+def capped_text(capped_s: float) -> str:
+    """A tag's time under caps in words: it has whole minutes, of which the first counts at once."""
+    return "less than 2 min" if capped_s < 120 else format_duration(capped_s)
 
 
 def parse_tag(text: str) -> Tag:
