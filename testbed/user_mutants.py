@@ -41,8 +41,16 @@ USER_MUTANTS: Final = (
         name="what-happened-to-others-stands-in-the-report",
         invariant=OTHERS,
         file="controller/privacy.py",
-        old="if everyone or not event.run or event.run in names),\n",
-        new="if everyone or event),\n",
+        old="        return not event.run or event.run in names or asker.may_see_cost(None)\n",
+        new="        return True\n",
+        tests=PRIVACY,
+    ),
+    Mutant(
+        name="a-report-tells-what-status-keeps",
+        invariant=OTHERS,
+        file="controller/privacy.py",
+        old='        if event.kind == NODE_EVENT and "jobs" in asker.private:\n',
+        new="        if False:\n",
         tests=PRIVACY,
     ),
     Mutant(
