@@ -44,14 +44,17 @@ class Limits:
     refuses: int = 0
     down: bool = False
     ended: bool = False
+    user_id: int | None = None
     writes: list[tuple[str, int]] = field(default_factory=list)
 
     async def job(self, job_id: int) -> JobInfo | JobGone | Unavailable:
         if self.down:
             return DOWN
         run = Run("c", job_id, self.restart)
+        info = job_info(run, ("n1",), "main")
         return dataclasses.replace(
-            job_info(run, ("n1",), "main"),
+            info,
+            user_id=info.user_id if self.user_id is None else self.user_id,
             array_job_id=5,
             array_task_id=2,
             start_unix_s=START_S,
@@ -138,6 +141,7 @@ def test_a_job_that_has_ended_was_given_nothing(tmp_path: Path) -> None:
         (Limits(room_=DOWN), True, "slurmctld is down"),
         (Limits(room_=Room(HOUR_S, (), "")), False, "partition main allows 60 min"),
         (Limits(restart=1), False, "Slurm runs restart 1 of it"),
+        (Limits(user_id=31_337), False, "Slurm has a job of another user under its id"),
     ],
 )
 def test_without_room_or_an_answer_nothing_is_changed(

@@ -41,6 +41,8 @@ class TimeLimitWriter:
             return self._left(order, job.why, again=isinstance(job, Unavailable))
         if job.restart != order.run.restart:
             return self._left(order, f"Slurm runs restart {job.restart} of it")
+        if job.user_id != order.job.user_id:  # a slurmctld that lost its state begins again at job 1
+            return self._left(order, "Slurm has a job of another user under its id")
         try:
             return await self._of(order, job)
         except OSError as error:
