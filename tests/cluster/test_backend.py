@@ -25,7 +25,7 @@ from slurm_pfi.slurm.version import UnknownVersion, Version
 from testbed.cluster import Cluster, ClusterOptions
 from testbed.cluster_files import slurm_version
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.generations]
 
 SLEEP = "#!/bin/sh\nexec sleep 300\n"
 TAG = Tag(

@@ -10,7 +10,7 @@ import pytest
 
 from testbed.cluster import Cluster, ClusterOptions, wait_until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.generations]
 
 CLUSTER_OPTIONS = ClusterOptions(nodes=2)
 SHOW = '#!/bin/sh\n{directives}cat "{state_dir}/$SLURMD_NODENAME/jobs/$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}"\n'

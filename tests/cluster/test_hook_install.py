@@ -16,7 +16,7 @@ from testbed import mounts
 from testbed.cluster import Cluster, ClusterOptions, wait_until
 from testbed.cluster_files import find_program
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.generations]
 CLUSTER_OPTIONS = ClusterOptions(nodes=1, hooks=False, plugin=False)
 
 

@@ -13,7 +13,7 @@ from testbed.site import Site
 
 from ..site_fixture import TRAIN, set_limit, small_site, wait_as, wait_seen
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.generations]
 
 SITE_OPTIONS = small_site(times={"tag_refresh_s": 1})
 SAYS = "slurm-pfi: caps held this job down for "

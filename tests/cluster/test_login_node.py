@@ -20,7 +20,7 @@ from testbed.site import Site
 from ..site_fixture import TRAIN, set_limit, small_site, wait_as, wait_seen
 from ..user_commands import other_user, slurm_pfi
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.generations]
 
 SITE_OPTIONS = small_site(accounting=True, times={"tag_refresh_s": 2})
 SQUEUE, SACCT = "from Slurm's AdminComment (squeue)", "from Slurm's accounting (sacct)"

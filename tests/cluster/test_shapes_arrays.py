@@ -25,7 +25,7 @@ from ..shape_site import (
 )
 from ..site_fixture import DEFAULT_MW, PARK_MW, TRAIN, clear_limits, node_audit, small_site, wait_as
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.generations]
 
 SITE_OPTIONS = small_site(times={"response_s": 4, "start_grace_s": 2})
 

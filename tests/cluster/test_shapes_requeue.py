@@ -37,7 +37,7 @@ from ..site_fixture import (
     wait_as,
 )
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.generations]
 
 SITE_OPTIONS = small_site(times={"response_s": 4, "start_grace_s": 2})
 

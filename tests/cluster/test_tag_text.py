@@ -22,7 +22,7 @@ from testbed.site import Site
 from ..site_fixture import TRAIN, set_limit, small_site, wait_as, wait_registered, wait_seen
 from .test_accounting import accounted, end, hold_job, is_tagged, shown, wait_tagged, write_note
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.generations]
 
 SITE_OPTIONS = small_site(accounting=True, times={"tag_refresh_s": 2})
 ROWS: Final = [

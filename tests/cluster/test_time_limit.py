@@ -16,7 +16,7 @@ from testbed.site import Site
 
 from ..site_fixture import TRAIN, controller_audit, hold, set_limit, small_site, wait_as, wait_seen
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.generations]
 
 TIMES: Final = {
     "learn_s": 1,
