@@ -40,7 +40,7 @@ _dry = click.option("--dry-run", is_flag=True, help="say each step and change no
 
 @click.group()
 def hooks() -> None:
-    """Put prolog and epilog among the hooks of this node, take them out, look at them.
+    """Put prolog and epilog among a node's hooks, and take them out.
 
     slurm.conf is yours: what it needs is said, never written.
     """
