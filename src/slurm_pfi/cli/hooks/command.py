@@ -38,9 +38,9 @@ _folder = click.option(
 _dry = click.option("--dry-run", is_flag=True, help="say each step and change nothing")
 
 
-@click.group()
+@click.group(short_help="Put prolog and epilog on a node, or remove them.")
 def hooks() -> None:
-    """Put prolog and epilog among a node's hooks, and take them out.
+    """Put prolog and epilog among a node's hooks, or remove them.
 
     slurm.conf is yours: what it needs is said, never written.
     """
