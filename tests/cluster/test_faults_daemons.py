@@ -165,7 +165,7 @@ def test_release_with_everything_else_dead(site: Site) -> None:
         assert "released without an agent: 4 GPUs at the prior limit" in done.stdout
         assert caps_mw(site, "n2") == [DEFAULT_MW] * 4
     finally:
-        # Released GPUs do not fit the limit: a commander has to say so within response_s, and needs no slurmctld for it.
+        # Released GPUs do not fit the limit: a commander says so within response_s, and needs no slurmctld for that.
         site.start_agent("n2", wait=False)
         site.start_controller()
         site.cluster.start_slurmctld()
