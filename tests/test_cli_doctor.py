@@ -288,6 +288,7 @@ def test_without_our_hook_no_run_is_seen(tmp_path: Path) -> None:
     for values in ((), (str(other),)):
         finding = only(hook(tmp_path, *values))
         assert finding.outcome == "warn"
+        assert "run 'slurm-pfi hooks install'" in finding.todo
         assert "no run is" in finding.found
 
 

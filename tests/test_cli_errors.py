@@ -153,7 +153,13 @@ def test_a_config_that_is_not_there(config: Path, capsys: pytest.CaptureFixture[
 
 def test_config_check(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "check"]) == 0
-    assert "fine" in capsys.readouterr().out
+    assert "0 observe). Without a [[node_set]] nothing is managed: add one." in capsys.readouterr().out
+    node_set = '[[node_set]]\nnames = "n1"\ngpus = 8\ngpu_max_w = 700\noverhead_w = 1\n'
+    config.write_text('cluster = "lab"\n' + node_set)
+    assert main(["config", "check"]) == 0
+    assert capsys.readouterr().out.endswith(
+        "fine. Cluster lab, policy marginal, 1 nodes (0 enforce, 1 observe).\n"
+    )
     config.write_text(
         'cluster = "lab"\n' + '[[node_set]]\nnames = "n[1"\ngpus = 8\ngpu_max_w = 700\noverhead_w = 1\n'
     )

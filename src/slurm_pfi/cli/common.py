@@ -68,7 +68,7 @@ def why_unreachable(error: UnreachableError, path: Path) -> str:
     cause = error.__cause__
     match cause.errno if isinstance(cause, OSError) else None:
         case errno.ENOENT:
-            return f"{path} is not there; start it on this host, or name its folder in the config"
+            return f"{path} is not there: ask on the host where it runs, start it, or name its folder in the config"
         case errno.ECONNREFUSED:
             return f"nobody listens at {path}; it has ended: start it again and see its log"
         case errno.EACCES:

@@ -43,10 +43,11 @@ def check(context: click.Context, as_json: bool, daemon: str) -> None:
     if as_json:
         print_json(msgspec.to_builtins(read))
         return
+    none = "" if nodes else " Without a [[node_set]] nothing is managed: add one."
     enforced = sum(1 for node in nodes.values() if node.mode == "enforce")
     click.echo(
         f"{given_path(context)}: fine. Cluster {read.cluster}, policy {read.policy.name}, "
-        f"{len(nodes)} nodes ({enforced} enforce, {len(nodes) - enforced} observe)."
+        f"{len(nodes)} nodes ({enforced} enforce, {len(nodes) - enforced} observe).{none}"
     )
 
 

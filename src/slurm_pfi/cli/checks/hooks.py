@@ -50,9 +50,9 @@ def hook_findings(
     """Judge one hook by the values that slurm.conf gives for it."""
     word, ours = hook.lower(), OURS[hook]
     if not values:
-        yield Finding(
-            word, "warn", f"slurm.conf has no {hook}: no run is ever seen", f"set {hook}= to {ours}"
-        )
+        # Not "set it": a node that lacks a file which slurm.conf names drains.
+        todo = "run 'slurm-pfi hooks install' on every node; it says the line to add once all have the file"
+        yield Finding(word, "warn", f"slurm.conf has no {hook}: no run is ever seen", todo)
         return
     for value in values:
         if is_node and glob.has_magic(value) and not _matching(str(conf_dir / value)):
@@ -233,9 +233,8 @@ def timeout_finding(value: str) -> Finding:
     """PrologEpilogTimeout: ours takes milliseconds; what is said is for the other hooks of the site."""
     name = "hook timeout"
     if not value or value in ("0", "65534"):
-        return Finding(
-            name, "ok", "PrologEpilogTimeout is not set: Slurm waits for a hanging hook without end"
-        )
+        text = "PrologEpilogTimeout is not set: Slurm waits for a hanging hook without end"
+        return Finding(name, "ok", f"{text}; ours end after {DEADLINE_S} s")
     if value.isascii() and value.isdigit() and int(value) <= DEADLINE_S:
         text = f"PrologEpilogTimeout={value} is shorter than the {DEADLINE_S} s after which our hooks leave what hangs"
         return Finding(
