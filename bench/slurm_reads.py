@@ -15,7 +15,7 @@ from typing import Final
 
 from slurm_pfi.config import Config, NodeSet, SlurmSection
 from slurm_pfi.controller import state as cs
-from slurm_pfi.controller.slurm_worker import READERS, SlurmWorker
+from slurm_pfi.controller.worker.slurm_worker import READERS, SlurmWorker
 from slurm_pfi.model import Run
 from slurm_pfi.slurm.choice import open_backend
 

@@ -104,7 +104,7 @@ BOARD_MUTANTS: Final = (
     Mutant(
         name="what-a-cap-cost-while-sharing-is-nothing",
         invariant="7, shared GPUs",
-        file="controller/record.py",
+        file="controller/measuring/record.py",
         old="            or self.shared\n",
         new="",
         tests=(BOARDS + "what_a_cap_cost_while_sharing_is_not_known",),

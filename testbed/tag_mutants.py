@@ -37,7 +37,7 @@ TAG_MUTANTS: Final = (
     Mutant(
         name="a-backlog-bursts",
         invariant="20 writes/s",
-        file="controller/slurm_worker.py",
+        file="controller/worker/slurm_worker.py",
         old="            self._pace = self._pace.after(began_s, self._clock(), ok=ok, chance=self._chance())\n",
         new="            if not ok:\n"
         "                self._pace = self._pace.after(began_s, self._clock(), ok=ok, chance=self._chance())\n",
@@ -46,7 +46,7 @@ TAG_MUTANTS: Final = (
     Mutant(
         name="a-slow-slurmctld-is-pressed",
         invariant="back-off",
-        file="controller/pace.py",
+        file="controller/worker/pace.py",
         old="        strained = 0 if ok and ended_s - began_s <= SLOW_S else self.strained + 1\n",
         new="        strained = 0 if ok else self.strained + 1\n",
         tests=WRITING,
@@ -54,7 +54,7 @@ TAG_MUTANTS: Final = (
     Mutant(
         name="an-older-tag-of-a-run-wins",
         invariant="the newest tag of a run wins",
-        file="controller/slurm_worker.py",
+        file="controller/worker/slurm_worker.py",
         old="        self._tags[order.run] = order\n",
         new="        self._tags.setdefault(order.run, order)\n",
         tests=WRITING,
@@ -62,7 +62,7 @@ TAG_MUTANTS: Final = (
     Mutant(
         name="a-run-that-ended-is-tagged",
         invariant="a run that ended is dropped",
-        file="controller/slurm_worker.py",
+        file="controller/worker/slurm_worker.py",
         old="            if self._is_alive(order.run):\n",
         new="            if True:\n",
         tests=WRITING,

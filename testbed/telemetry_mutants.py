@@ -21,7 +21,7 @@ TELEMETRY_MUTANTS: Final = (
     Mutant(
         name="heat-teaches-what-a-cap-costs",
         invariant="fault 37",
-        file="controller/measured.py",
+        file="controller/measuring/measured.py",
         old="    uneven = uneven or sample.slowed\n",
         new="",
         tests=ACTIVITY,
@@ -29,7 +29,7 @@ TELEMETRY_MUTANTS: Final = (
     Mutant(
         name="a-counter-is-never-contradicted",
         invariant="progress is believed as far as telemetry agrees",
-        file="controller/counting.py",
+        file="controller/measuring/counting.py",
         old="        record = replace(record, disputed=dispute(record))\n",
         new="        pass\n",
         tests=ACTIVITY,
@@ -37,7 +37,7 @@ TELEMETRY_MUTANTS: Final = (
     Mutant(
         name="a-contradicted-counter-rules-where-it-is-near",
         invariant="progress is believed as far as telemetry agrees",
-        file="controller/activity.py",
+        file="controller/measuring/activity.py",
         old="    if disputed and (shown := estimate(tensor, clock)) is not None:\n",
         new="    if False and (shown := estimate(tensor, clock)) is not None:\n",
         tests=ACTIVITY,
@@ -53,7 +53,7 @@ TELEMETRY_MUTANTS: Final = (
     Mutant(
         name="a-counter-is-followed-before-it-can-be-judged",
         invariant="progress is believed as far as telemetry agrees",
-        file="controller/measured.py",
+        file="controller/measuring/measured.py",
         old="        if watched and unjudged(level, free):\n            continue\n",
         new="",
         tests=ACTIVITY,
@@ -61,7 +61,7 @@ TELEMETRY_MUTANTS: Final = (
     Mutant(
         name="who-keeps-activity-off-its-baseline-is-followed",
         invariant="progress is believed as far as telemetry agrees",
-        file="controller/activity.py",
+        file="controller/measuring/activity.py",
         old="        free.clock_mhz is None\n        or",
         new="        ",
         tests=ACTIVITY,
@@ -69,7 +69,7 @@ TELEMETRY_MUTANTS: Final = (
     Mutant(
         name="runs-on-several-nodes-are-never-judged",
         invariant="progress is believed as far as telemetry agrees",
-        file="controller/measured.py",
+        file="controller/measuring/measured.py",
         old=" or pace.from_ns < record.paced_ns - OVERLAP_NS:\n        return record\n",
         new=":\n        return record\n    if pace.from_ns < record.paced_ns - OVERLAP_NS:\n"
         "        return replace(record, paced_ns=pace.to_ns)\n",
@@ -86,7 +86,7 @@ TELEMETRY_MUTANTS: Final = (
     Mutant(
         name="what-a-shared-gpu-does-is-one-runs-work",
         invariant="7",
-        file="controller/activity.py",
+        file="controller/measuring/activity.py",
         old=" and len(gpu.runs) < 2]\n",
         new="]\n",
         tests=ACTIVITY,

@@ -71,7 +71,7 @@ TIME_MUTANTS: Final = (
     Mutant(
         name="time-for-a-counter-that-is-not-believed",
         invariant="time limits",
-        file="controller/record.py",
+        file="controller/measuring/record.py",
         old="        if self._lost()[0] is None:\n            return None\n        tally = self.tally\n",
         new="        tally = self.tally\n",
         tests=(*CORE, "tests/test_lost_time.py"),
@@ -79,7 +79,7 @@ TIME_MUTANTS: Final = (
     Mutant(
         name="given-again-after-a-restart",
         invariant="time limits",
-        file="controller/time_limit_writer.py",
+        file="controller/worker/time_limit_writer.py",
         old="        more_s = owed_s(order.lost_s, given_s)\n",
         new="        more_s = owed_s(order.lost_s, 0)\n",
         tests=WRITER,
@@ -87,7 +87,7 @@ TIME_MUTANTS: Final = (
     Mutant(
         name="an-answer-that-did-not-come-is-a-refusal",
         invariant="time limits",
-        file="controller/time_limit_writer.py",
+        file="controller/worker/time_limit_writer.py",
         old="done=job.limit_s != under_way.old_s",
         new="done=False",
         tests=WRITER,

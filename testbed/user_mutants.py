@@ -16,7 +16,7 @@ USER_MUTANTS: Final = (
     Mutant(
         name="a-run-that-nobody-owns-yet-is-everybody-s",
         invariant=OTHERS,
-        file="controller/privacy.py",
+        file="controller/answers/privacy.py",
         old='        return owner == self.uid or "jobs" not in self.private\n',
         new='        return owner in (self.uid, None) or "jobs" not in self.private\n',
         tests=PRIVACY,
@@ -24,7 +24,7 @@ USER_MUTANTS: Final = (
     Mutant(
         name="before-slurm-has-answered-nothing-is-private",
         invariant=OTHERS,
-        file="controller/privacy.py",
+        file="controller/answers/privacy.py",
         old="        self.words = ALL_PRIVATE\n",
         new="        self.words = frozenset[str]()\n",
         tests=PRIVACY,
@@ -32,7 +32,7 @@ USER_MUTANTS: Final = (
     Mutant(
         name="an-offer-names-whose-each-step-is",
         invariant=OTHERS,
-        file="controller/privacy.py",
+        file="controller/answers/privacy.py",
         old='    names = tuple(run if asker.may_see(owners.get(run)) else "" for run in found.supply.run)\n',
         new="    names = found.supply.run\n",
         tests=PRIVACY,
@@ -40,7 +40,7 @@ USER_MUTANTS: Final = (
     Mutant(
         name="what-happened-to-others-stands-in-the-report",
         invariant=OTHERS,
-        file="controller/privacy.py",
+        file="controller/answers/privacy.py",
         old="        return not event.run or event.run in names or asker.may_see_cost(None)\n",
         new="        return True\n",
         tests=PRIVACY,
@@ -48,7 +48,7 @@ USER_MUTANTS: Final = (
     Mutant(
         name="a-report-tells-what-status-keeps",
         invariant=OTHERS,
-        file="controller/privacy.py",
+        file="controller/answers/privacy.py",
         old='        if event.kind == NODE_EVENT and "jobs" in asker.private:\n',
         new="        if False:\n",
         tests=PRIVACY,
@@ -56,7 +56,7 @@ USER_MUTANTS: Final = (
     Mutant(
         name="faults-name-jobs-to-everybody",
         invariant=OTHERS,
-        file="controller/privacy.py",
+        file="controller/answers/privacy.py",
         old='    if "jobs" not in asker.private:\n',
         new='    if "jobs" in asker.private:\n',
         tests=PRIVACY,

@@ -16,8 +16,8 @@ import msgspec
 from slurm_pfi.bus.control import ControlServer
 from slurm_pfi.config import ControllerSection
 from slurm_pfi.controller import state as cs
+from slurm_pfi.controller.answers.orders import Orders
 from slurm_pfi.controller.knowledge import learn_runs
-from slurm_pfi.controller.orders import Orders
 from slurm_pfi.controller.shell import Controller
 from slurm_pfi.elasticity.evidence import Measurement, RunEvidence
 from slurm_pfi.model import Run

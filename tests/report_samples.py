@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from slurm_pfi.controller.outcome import WindowReport
-from slurm_pfi.controller.window_report import read_report
+from slurm_pfi.controller.answers.outcome import WindowReport
+from slurm_pfi.controller.answers.window_report import read_report
 from slurm_pfi.store.history import History
 from slurm_pfi.store.rows import EventRow, Phase, Row, RunFacts, RunSample, SiteSample, WindowRow
 

@@ -14,9 +14,9 @@ import msgspec
 from slurm_pfi.bus.control import ControlServer
 from slurm_pfi.config import Config, ControllerSection
 from slurm_pfi.controller import state as cs
-from slurm_pfi.controller.levels import Level
-from slurm_pfi.controller.orders import Orders
-from slurm_pfi.controller.record import Record, Tally
+from slurm_pfi.controller.answers.orders import Orders
+from slurm_pfi.controller.measuring.levels import Level
+from slurm_pfi.controller.measuring.record import Record, Tally
 from slurm_pfi.controller.shell import CONTROL_SOCKET, Controller
 from slurm_pfi.model import Run
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from slurm_pfi.controller.activity import judged, lost_by_activity, pace_of
-from slurm_pfi.controller.measured import evidence
-from slurm_pfi.controller.record import Record
+from slurm_pfi.controller.measuring.activity import judged, lost_by_activity, pace_of
+from slurm_pfi.controller.measuring.measured import evidence
+from slurm_pfi.controller.measuring.record import Record
 from slurm_pfi.controller.runs import sample_of
 from slurm_pfi.elasticity.proxy import MODEL_SD
 from slurm_pfi.model import Activity, GpuReport, Run

@@ -22,8 +22,8 @@ from slurm_pfi.bus.unix import Peer
 from slurm_pfi.cli.forecast_words import counted, job_ids
 from slurm_pfi.cli.root import main
 from slurm_pfi.config import Config, ControllerSection
-from slurm_pfi.controller import forecast_orders
-from slurm_pfi.controller.orders import Orders
+from slurm_pfi.controller.answers import forecast_orders
+from slurm_pfi.controller.answers.orders import Orders
 from slurm_pfi.controller.shell import Controller
 from slurm_pfi.model import Run
 

@@ -13,7 +13,7 @@ from slurm_pfi.controller import state as cs
 from slurm_pfi.controller.budget import look
 from slurm_pfi.controller.core import Core
 from slurm_pfi.controller.ledger import worst_by_gpu
-from slurm_pfi.controller.measured import evidence
+from slurm_pfi.controller.measuring.measured import evidence
 from slurm_pfi.controller.nodes import declared_nodes
 from slurm_pfi.controller.science import Science
 from slurm_pfi.controller.views import run_view

@@ -12,11 +12,11 @@ import structlog
 from slurm_pfi.bus.asking import Reply, Request, ask
 from slurm_pfi.config import Config, ControllerSection, NodeSet
 from slurm_pfi.controller import state as cs
+from slurm_pfi.controller.answers.orders import Orders
 from slurm_pfi.controller.budget import look
 from slurm_pfi.controller.core import Core
 from slurm_pfi.controller.log import set_up_logging
 from slurm_pfi.controller.nodes import cannot_leave, declared_nodes, with_nodes
-from slurm_pfi.controller.orders import Orders
 from slurm_pfi.controller.shell import CONTROL_SOCKET, Controller
 from slurm_pfi.controller.views import run_view, site_view
 from slurm_pfi.model import Run

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_pfi.controller import state as cs
+from slurm_pfi.controller.answers.forecast import what_if
+from slurm_pfi.controller.answers.forecast_values import Target, WhatIf
+from slurm_pfi.controller.answers.offers import Offer, level_steps, offer, sustained
 from slurm_pfi.controller.budget import look
-from slurm_pfi.controller.forecast import what_if
-from slurm_pfi.controller.forecast_values import Target, WhatIf
-from slurm_pfi.controller.offers import Offer, level_steps, offer, sustained
 from slurm_pfi.model import Run
 from slurm_pfi.slurm.backend import Special
 

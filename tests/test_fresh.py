@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from slurm_pfi.controller.fresh import Fresh
+from slurm_pfi.controller.answers.fresh import Fresh
 
 
 def test_it_is_made_again_after_four_times_what_it_took() -> None:

@@ -41,6 +41,9 @@ MAY: Final[dict[str, frozenset[str]]] = {
     "__main__": frozenset({"cli", "node"}),
     "__init__": frozenset(),
 }
+# Parts of the controller: measuring stands below all else there, the other two above all but the shell.
+LOWEST_PART: Final = "measuring"
+PARTS_OF_THE_SHELL: Final = frozenset({"answers", "worker"})
 NO_ROOM_OF_NODE: Final = ("numpy", "click", "rich", "ClusterShell")
 
 
@@ -87,6 +90,45 @@ def test_a_room_imports_only_what_its_walls_allow(module: Path) -> None:
     assert room_of(module) in MAY, f"{module}: a new room needs its walls in MAY"
     broken = broken_walls((SOURCE / module).read_text(encoding="utf-8"), module)
     assert not broken, f"{module} imports {', '.join(sorted(broken))}"
+
+
+def broken_parts(text: str, module: Path) -> set[str]:
+    """Parts and single modules of the controller that one of its modules would import and may not."""
+    names = (name.split(".") for name in imported(ast.parse(text), module))
+    folder = SOURCE / "controller"
+    parts = {
+        name[2]
+        for name in names
+        if name[:2] == [PACKAGE, "controller"]
+        and len(name) > 2
+        and ((folder / name[2]).is_dir() or (folder / f"{name[2]}.py").is_file())
+    }
+    own = module.parts[1].removesuffix(".py")
+    if own == LOWEST_PART:
+        return parts - {own}
+    return set() if own == "shell" else parts & PARTS_OF_THE_SHELL - {own}
+
+
+@pytest.mark.parametrize("module", [path for path in modules() if path.parts[0] == "controller"], ids=str)
+def test_the_parts_of_the_controller_have_walls_too(module: Path) -> None:
+    broken = broken_parts((SOURCE / module).read_text(encoding="utf-8"), module)
+    assert not broken, f"{module} imports {', '.join(sorted(broken))}"
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "broken"),
+    [
+        ("controller/measuring/x.py", "from .record import Record\nfrom ...model import Run", set()),
+        ("controller/measuring/x.py", "from ..state import State", {"state"}),
+        ("controller/measuring/x.py", "from .. import ledger", {"ledger"}),
+        ("controller/core.py", "from .measuring.measured import observe", set()),
+        ("controller/core.py", "def f():\n    from .answers.privacy import Asker", {"answers"}),
+        ("controller/worker/x.py", "from ..answers.fresh import Fresh\nfrom .pace import Pace", {"answers"}),
+        ("controller/shell.py", "from .answers.orders import Orders", set()),
+    ],
+)
+def test_the_check_of_parts_sees_what_it_should(module: str, text: str, broken: set[str]) -> None:
+    assert broken_parts(text, Path(module)) == broken
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from slurm_pfi.controller.kinship import (
     with_recalled,
 )
 from slurm_pfi.controller.learning import gather
-from slurm_pfi.controller.record import Recalled, Record
+from slurm_pfi.controller.measuring.record import Recalled, Record
 from slurm_pfi.controller.science import Science
 from slurm_pfi.elasticity.evidence import Measurement, RunEvidence
 from slurm_pfi.elasticity.library import Library

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_pfi.controller import state as cs
-from slurm_pfi.controller.activity import lost_by_activity
+from slurm_pfi.controller.measuring.activity import lost_by_activity
 from slurm_pfi.model import LimitStep, Run
 from slurm_pfi.sim.jobs import model_jobs
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from slurm_pfi.controller.measured import observe
-from slurm_pfi.controller.record import Record
+from slurm_pfi.controller.measuring.measured import observe
+from slurm_pfi.controller.measuring.record import Record
 
 from .measured_run import FREE_RATE, NS, TIMES, MadeUpRun
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_pfi.controller.levels import MOST_BATCHES, MOST_LEVELS
-from slurm_pfi.controller.measured import (
+from slurm_pfi.controller.measuring.levels import MOST_BATCHES, MOST_LEVELS
+from slurm_pfi.controller.measuring.measured import (
     KEPT_DRAWS,
     Level,
     Recalled,

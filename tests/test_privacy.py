@@ -17,9 +17,9 @@ import pytest
 from slurm_pfi.bus.asking import NO, Reply, Request
 from slurm_pfi.bus.unix import Peer
 from slurm_pfi.config import Config, SlurmSection
-from slurm_pfi.controller.orders import Orders
-from slurm_pfi.controller.outcome import WindowReport
-from slurm_pfi.controller.privacy import (
+from slurm_pfi.controller.answers.orders import Orders
+from slurm_pfi.controller.answers.outcome import WindowReport
+from slurm_pfi.controller.answers.privacy import (
     ALL_PRIVATE,
     Asker,
     PrivateData,

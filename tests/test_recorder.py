@@ -11,7 +11,7 @@ import pytest
 
 from slurm_pfi.config import Config, NodeSet
 from slurm_pfi.controller import state as cs
-from slurm_pfi.controller.record import Recalled, Record, Tally
+from slurm_pfi.controller.measuring.record import Recalled, Record, Tally
 from slurm_pfi.controller.recorder import BEFORE_S, FACTS_PER_CYCLE, Recorder
 from slurm_pfi.controller.site_rows import (
     MOST_TOLD,

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_pfi.controller.record import Record
+from slurm_pfi.controller.measuring.record import Record
 from slurm_pfi.controller.remembered import host_boot_id, kept_records, read_record, with_kept
 from slurm_pfi.model import Run
 from slurm_pfi.sim.jobs import model_job

@@ -25,7 +25,7 @@ from slurm_pfi.cli.report.page import page
 from slurm_pfi.cli.report.scale import Scale, round_axis, time_ticks
 from slurm_pfi.cli.report.table import EVERY_CAP, excerpt
 from slurm_pfi.cli.root import main
-from slurm_pfi.controller.outcome import WindowReport
+from slurm_pfi.controller.answers.outcome import WindowReport
 from slurm_pfi.controller.shell import Controller
 from slurm_pfi.store.rows import EventRow, Row
 

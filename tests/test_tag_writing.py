@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from slurm_pfi.cli.status import tag_lines
 from slurm_pfi.config import Config, TagSection
-from slurm_pfi.controller.pace import FIRST_PAUSE_S, MOST_PAUSE_S, SLOW_S, Pace
-from slurm_pfi.controller.slurm_worker import SlurmWorker
 from slurm_pfi.controller.state import Event, TagWritten, WriteTag
+from slurm_pfi.controller.worker.pace import FIRST_PAUSE_S, MOST_PAUSE_S, SLOW_S, Pace
+from slurm_pfi.controller.worker.slurm_worker import SlurmWorker
 from slurm_pfi.model import Run
 from slurm_pfi.slurm.backend import JobGone, Unavailable
 from slurm_pfi.slurm.tag import Tag, find_tag, format_tag

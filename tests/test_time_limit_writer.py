@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_pfi.controller.state import RaiseTimeLimit, TimeLimitRaised
-from slurm_pfi.controller.time_limit_writer import TimeLimitWriter
+from slurm_pfi.controller.worker.time_limit_writer import TimeLimitWriter
 from slurm_pfi.model import Run
 from slurm_pfi.slurm.backend import JobGone, JobInfo, Special, Unavailable, Updated
 from slurm_pfi.slurm.timelimit import Room

@@ -9,8 +9,8 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from slurm_pfi.cli.report.words import cost
-from slurm_pfi.controller import window_report
-from slurm_pfi.controller.outcome import compliance, delivered, given, limit_steps, lost, thin
+from slurm_pfi.controller.answers import window_report
+from slurm_pfi.controller.answers.outcome import compliance, delivered, given, limit_steps, lost, thin
 from slurm_pfi.store.history import RunMeans
 from slurm_pfi.store.rows import EventRow, Phase, SiteSample
 

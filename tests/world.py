@@ -21,8 +21,8 @@ from slurm_pfi.config import Config, NodeSet, PolicySection, TimesSection
 from slurm_pfi.controller import state as cs
 from slurm_pfi.controller.core import Core
 from slurm_pfi.controller.knowledge import learn_runs
+from slurm_pfi.controller.measuring.record import Record
 from slurm_pfi.controller.nodes import declared_nodes
-from slurm_pfi.controller.record import Record
 from slurm_pfi.controller.science import Science
 from slurm_pfi.elasticity.library import Library
 from slurm_pfi.gpu.device import DeviceInfo, DeviceLimits, DeviceSample

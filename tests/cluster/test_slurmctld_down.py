@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from slurm_pfi.controller.pace import MOST_PAUSE_S
+from slurm_pfi.controller.worker.pace import MOST_PAUSE_S
 from slurm_pfi.slurm.tag import Tag, find_tag
 from testbed.processes import processes_naming
 from testbed.site import Site

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ..model import GpuId, GpuReport, Report, Run
 from ..units import MW_PER_W
 from .ledger import prior_of
-from .record import Drift, Record
+from .measuring.record import Drift, Record
 from .state import NodeView, RunView, State
 
 GpuKey = tuple[str, GpuId]

@@ -15,7 +15,7 @@ from .boards import answered, shares_now, unmeasured
 from .kinship import with_recalled
 from .learning import curves_learned, due_learning
 from .ledger import NS_PER_S, still_outstanding
-from .measured import observe
+from .measuring.measured import observe
 from .planning import plan_cycle
 from .remembered import with_kept
 from .runs import (

@@ -15,8 +15,8 @@ from ..elasticity.evidence import EvidenceError, Measurement, RunEvidence
 from ..model import Run
 from ..slurm.backend import JobInfo
 from ..store.rows import Kin, KinKey
-from .measured import evidence
-from .record import Recalled, Record
+from .measuring.measured import evidence
+from .measuring.record import Recalled, Record
 from .runs import run_gpus
 from .state import NodeView, RunView
 

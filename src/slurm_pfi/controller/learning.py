@@ -12,7 +12,7 @@ from ..model import Run
 from .kinship import kin_labels, with_kin_points
 from .knowledge import Knowledge
 from .ledger import NS_PER_S
-from .measured import believed, evidence
+from .measuring.measured import believed, evidence
 from .runs import run_gpus
 from .science import Science
 from .state import Action, CurvesLearned, LearnCurves, RunView, State

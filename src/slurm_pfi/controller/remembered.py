@@ -12,7 +12,7 @@ from ..store.draws import DrawBefore, DrawStore
 from ..store.rows import KeptRecord, Row
 from ..store.sealed import UnreadableError
 from .ledger import NS_PER_S
-from .record import Record
+from .measuring.record import Record
 from .state import RunView, State
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

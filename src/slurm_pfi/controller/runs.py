@@ -13,10 +13,10 @@ from ..elasticity.curve import ElasticityCurve
 from ..flex import flex_in_comment, is_flex, no_flex_in_comment, parse_flex
 from ..model import Flex, GpuReport, Progress, Report, Run, RunReport
 from ..slurm.backend import JobInfo
-from .activity import UNTAUGHT, pace_of
 from .budget import node_park_mw, parked_mw
 from .ledger import NS_PER_S, prior_of
-from .record import Sample
+from .measuring.activity import UNTAUGHT, pace_of
+from .measuring.record import Sample
 from .state import FlexSource, NodeView, RunView, State
 
 BOUND_MARGIN_MW = 1000

@@ -25,7 +25,7 @@ from .budget import Gpu, SiteView, commandable_gpus, gpus_on
 from .dispatch import Caps
 from .knowledge import Asked, HeldCut, Knowledge
 from .ledger import prior_of
-from .record import Record
+from .measuring.record import Record
 from .runs import demand_of, run_gpus
 from .science import GRID_W, Science
 from .state import RunPhase, RunView, State

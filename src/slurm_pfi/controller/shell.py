@@ -29,19 +29,18 @@ from ..store.limits import LimitStore
 from ..store.sealed import UnreadableError
 from ..store.switch import OffSwitch
 from ..units import watts_to_mw
-from .answers import summary_with
+from .answers.answers import summary_with
+from .answers.orders import Orders
+from .answers.privacy import PrivateData
 from .core import Core
 from .dispatch import latest_release_s
 from .kinship import kin_name
 from .knowledge import Knowledge, learn_runs
 from .log import set_up_logging
 from .nodes import ConfigNodesError, cannot_leave, declared_nodes, with_nodes
-from .orders import Orders
-from .privacy import PrivateData
 from .recorder import Recorder
 from .remembered import RememberedDraws, host_boot_id, read_record
 from .science import Science, site_library
-from .slurm_worker import SlurmWorker
 from .state import (
     Action,
     Audit,
@@ -63,7 +62,8 @@ from .state import (
     State,
     WriteTag,
 )
-from .time_limit_writer import TimeLimitWriter
+from .worker.slurm_worker import SlurmWorker
+from .worker.time_limit_writer import TimeLimitWriter
 
 BUS_SOCKET = "bus.sock"
 CONTROL_SOCKET = "control.sock"

@@ -11,7 +11,7 @@ from ..slurm.tag import Tag
 from ..store.rows import Kin
 from .deadline import Deadline
 from .knowledge import HeldCut, Knowledge
-from .record import Record
+from .measuring.record import Record
 
 
 class SentPlan(Frozen, frozen=True, kw_only=True):

@@ -12,10 +12,10 @@ from ..config import Config
 from ..elasticity.index import PfiSource
 from ..model import GpuReport
 from ..slurm.tag import Tag, format_tag, parse_tag
-from .activity import lost_by_activity
 from .knowledge import Knowledge
 from .ledger import NS_PER_S
-from .record import Record
+from .measuring.activity import lost_by_activity
+from .measuring.record import Record
 from .runs import run_gpus
 from .science import GRID_W, Science, grid_of
 from .state import Action, RunView, State, TagWritten, WriteTag

@@ -20,7 +20,7 @@ from ..units import format_duration
 from .budget import look
 from .deadline import Ahead, Deadline, Work, is_due, judge
 from .ledger import NS_PER_S
-from .record import Record
+from .measuring.record import Record
 from .runs import may_have_none
 from .state import Action, AllJobsRead, Audit, RaiseTimeLimit, RunView, State, TimeLimitRaised
 

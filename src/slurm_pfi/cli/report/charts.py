@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from ...controller.outcome import MOST_GAP_S, WindowReport, thin
+from ...controller.answers.outcome import MOST_GAP_S, WindowReport, thin
 from ...store.rows import RunSample, SiteSample
 from ...units import format_power
 from .scale import Scale, round_axis, time_ticks

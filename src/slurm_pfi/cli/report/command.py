@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from ...bus.asking import UNREACHABLE, WRONG_USE
-from ...controller.outcome import Given, WindowReport, decode, decode_windows
+from ...controller.answers.outcome import Given, WindowReport, decode, decode_windows
 from ...files import write_atomically
 from ...store.rows import WindowRow
 from ...units import format_duration, format_power

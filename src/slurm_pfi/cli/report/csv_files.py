@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from ...controller.outcome import WindowReport
+from ...controller.answers.outcome import WindowReport
 from ..tables import plain
 from .words import utc
 

@@ -8,7 +8,7 @@ from html import escape
 from typing import Final
 
 from ... import __version__
-from ...controller.outcome import Given, WindowReport
+from ...controller.answers.outcome import Given, WindowReport
 from ...store.rows import DRAW_BEFORE_S
 from ...units import format_duration, format_power
 from . import words

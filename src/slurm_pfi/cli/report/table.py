@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ...controller.outcome import Given, WindowReport
+from ...controller.answers.outcome import Given, WindowReport
 from ...store.rows import EventRow
 from ..common import job_name
 from .charts import bar, text

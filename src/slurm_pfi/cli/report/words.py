@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Iterable
 from typing import Final
 
-from ...controller.outcome import Given, WindowReport
+from ...controller.answers.outcome import Given, WindowReport
 from ...store.rows import DRAW_BEFORE_S, EventRow, RunFacts, WindowRow
 from ...units import format_duration, format_power
 from ..common import job_name

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from ..bus.asking import NO, Reply, Request, refusal
-from ..store.history import History, HistoryError
-from ..store.rows import EventRow, RunSample, SiteSample, WindowRow
+from ...bus.asking import NO, Reply, Request, refusal
+from ...store.history import History, HistoryError
+from ...store.rows import EventRow, RunSample, SiteSample, WindowRow
+from ..recorder import AFTER_S, BEFORE_S
 from .outcome import Given, WindowReport, compliance, delivered, given, limit_steps, lost, thin
 from .privacy import Asker, private_report
-from .recorder import AFTER_S, BEFORE_S
 
 if TYPE_CHECKING:
-    from .shell import Controller
+    from ..shell import Controller
 
 COMMANDS: Final = frozenset({"windows", "report"})
 MOST_SITE_ROWS: Final = 10_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import hypot
 
-from ..elasticity.evidence import LEAST_BASELINE_SD, LEAST_NOISE_SD, BaselineSource
-from ..model import Frozen
+from ...elasticity.evidence import LEAST_BASELINE_SD, LEAST_NOISE_SD, BaselineSource
+from ...model import Frozen
 from .levels import FEWEST_INTERVALS, IDLE, Active, Level
 
 UNPRICED_SHARE = 0.1

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import structlog
 
-from ..model import Run
-from ..slurm.backend import JobGone, JobInfo, Unavailable
-from ..slurm.timelimit import TimeLimitBackend, raised
-from ..store.given import GivenStore
-from .deadline import owed_s
-from .state import RaiseTimeLimit, TimeLimitRaised
+from ...model import Run
+from ...slurm.backend import JobGone, JobInfo, Unavailable
+from ...slurm.timelimit import TimeLimitBackend, raised
+from ...store.given import GivenStore
+from ..deadline import owed_s
+from ..state import RaiseTimeLimit, TimeLimitRaised
 
 log = structlog.get_logger("controller")
 

@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 
-from ..bus.asking import NO, Reply, Request, refusal
-from ..bus.unix import Peer
-from ..model import LimitClass, LimitStep
-from ..store.limits import LimitError, ScheduleStep
-from ..store.sealed import UnreadableError
-from ..units import MW_PER_W, format_duration, format_power
+from ...bus.asking import NO, Reply, Request, refusal
+from ...bus.unix import Peer
+from ...model import LimitClass, LimitStep
+from ...store.limits import LimitError, ScheduleStep
+from ...store.sealed import UnreadableError
+from ...units import MW_PER_W, format_duration, format_power
+from ..budget import look
+from ..rebound import release_s
+from ..shares import Shares, candidates, share
+from ..state import LimitsChanged
+from ..views import limit_view, site_view
 from .answers import ANSWERS, Answers
-from .budget import look
 from .forecast_orders import FORECASTS, Forecasts
 from .fresh import Fresh
 from .privacy import Asker, asker_of, is_admin, private_status
-from .rebound import release_s
-from .shares import Shares, candidates, share
-from .state import LimitsChanged
-from .views import limit_view, site_view
 from .window_report import COMMANDS as REPORTS
 from .window_report import Reports
 
 if TYPE_CHECKING:
-    from .shell import Controller
+    from ..shell import Controller
 
 MAX_REFUSED_UIDS = 1024
 

@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta
 
-from ..bus.asking import NO, Reply, Request, refusal
-from ..config import Config
-from ..model import GpuReport
-from ..store.history import History, HistoryError
-from ..store.rows import EndedRun
-from ..units import Z95
-from .activity import lost_by_activity
+from ...bus.asking import NO, Reply, Request, refusal
+from ...config import Config
+from ...model import GpuReport
+from ...store.history import History, HistoryError
+from ...store.rows import EndedRun
+from ...units import Z95
+from ..knowledge import Knowledge
+from ..learning import gpu_model
+from ..ledger import NS_PER_S
+from ..measuring.activity import lost_by_activity
+from ..measuring.record import J_PER_WH, Record
+from ..runs import run_gpus
+from ..science import Science
+from ..state import RunView, State
+from ..tags import index_of
+from ..views import run_view, uid_of
 from .fresh import Fresh
-from .knowledge import Knowledge
-from .learning import gpu_model
-from .ledger import NS_PER_S
 from .privacy import Asker
-from .record import J_PER_WH, Record
-from .runs import run_gpus
-from .science import Science
-from .state import RunView, State
-from .tags import index_of
-from .views import run_view, uid_of
 
 if TYPE_CHECKING:
-    from .shell import Controller
+    from ..shell import Controller
 
 CURVE_AT: Final = (0.05, 0.1, 0.2, 0.3, 0.4)
 """Reductions at which a run's curve is told."""

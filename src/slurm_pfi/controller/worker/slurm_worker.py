@@ -12,12 +12,12 @@ from typing import Any
 
 import structlog
 
-from ..config import Config
-from ..model import Run
-from ..slurm.backend import JobGone, JobInfo, SlurmBackend, Unavailable
-from ..slurm.tagwrite import TagWrite, write_tag
+from ...config import Config
+from ...model import Run
+from ...slurm.backend import JobGone, JobInfo, SlurmBackend, Unavailable
+from ...slurm.tagwrite import TagWrite, write_tag
+from ..state import AllJobsRead, Event, JobRead, RaiseTimeLimit, TagWritten, WriteTag
 from .pace import Pace
-from .state import AllJobsRead, Event, JobRead, RaiseTimeLimit, TagWritten, WriteTag
 from .time_limit_writer import TimeLimitWriter
 
 READERS = 4

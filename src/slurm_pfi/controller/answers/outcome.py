@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import msgspec
 
-from ..model import Frozen
-from ..store.history import RunMeans
-from ..store.rows import EventRow, RunFacts, RunSample, SiteSample, WindowRow
-from ..units import Z95
+from ...model import Frozen
+from ...store.history import RunMeans
+from ...store.rows import EventRow, RunFacts, RunSample, SiteSample, WindowRow
+from ...units import Z95
 
 MOST_GAP_S: Final = 5.0
 """A sample stands for what follows it, so long at most; the rest of a longer gap is unknown."""

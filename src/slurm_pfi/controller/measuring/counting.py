@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from ..config import TimesSection
+from ...config import TimesSection
 from .activity import dispute
 from .levels import FEWEST_INTERVALS, JUMP, STALL, Level, acted, drew, kept, learned, typical_rate
 from .record import Drift, Heard, Record, Sample

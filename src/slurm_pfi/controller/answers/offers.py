@@ -12,20 +12,20 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from ..allocation.guard import expected_curves
-from ..allocation.rounding import lowest_cap_mw
-from ..allocation.solve import Shares as Givers
-from ..allocation.supply import SupplyCurve, supply
-from ..config import Config
-from ..elasticity.curve import FloatArray
-from ..elasticity.evidence import LEAST_BASELINE_SD
-from ..model import Frozen
-from ..slurm.backend import JobInfo, Special
-from ..units import MW_PER_W
+from ...allocation.guard import expected_curves
+from ...allocation.rounding import lowest_cap_mw
+from ...allocation.solve import Shares as Givers
+from ...allocation.supply import SupplyCurve, supply
+from ...config import Config
+from ...elasticity.curve import FloatArray
+from ...elasticity.evidence import LEAST_BASELINE_SD
+from ...model import Frozen
+from ...slurm.backend import JobInfo, Special
+from ...units import MW_PER_W
+from ..science import Science
+from ..state import State
 from .forecast import Basis, Cut, cut_of, least_limit_mw, look_at, total_loss
 from .forecast_values import Estimate, Standing, UncappedDraw
-from .science import Science
-from .state import State
 
 STEPS_PERCENT: Final = (0.5, 1.0, 2.0, 2.5, 5.0, 10.0, 20.0)
 MOST_LEVELS: Final = 10

@@ -15,8 +15,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from ..config import TimesSection
-from ..elasticity.evidence import (
+from ...config import TimesSection
+from ...elasticity.evidence import (
     LEAST_BASELINE_SD,
     LEAST_LOSS,
     LEAST_NOISE_SD,
@@ -24,7 +24,7 @@ from ..elasticity.evidence import (
     Measurement,
     RunEvidence,
 )
-from ..elasticity.plausible import plausible
+from ...elasticity.plausible import plausible
 from .activity import judged, unjudged
 from .counting import NS_PER_S, SETTLE_NS, counted, new_segment
 from .levels import FEWEST_INTERVALS, Active, Level, acted, drew, is_high, is_low, kept, nearest_cap

@@ -12,16 +12,21 @@ from typing import Final
 
 import numpy as np
 
-from ..allocation.problem import Policy
-from ..allocation.rounding import lowest_cap_mw
-from ..config import Config
-from ..elasticity.curve import FloatArray, IntArray
-from ..elasticity.posterior import Posterior
-from ..model import Run
-from ..store.limits import ScheduleStep
-from ..units import Z95, watts_to_mw
-from .boards import GpuKey, gpus_of, shared_runs
-from .budget import Gpu, SiteView, look, node_answers
+from ...allocation.problem import Policy
+from ...allocation.rounding import lowest_cap_mw
+from ...config import Config
+from ...elasticity.curve import FloatArray, IntArray
+from ...elasticity.posterior import Posterior
+from ...model import Run
+from ...store.limits import ScheduleStep
+from ...units import Z95, watts_to_mw
+from ..boards import GpuKey, gpus_of, shared_runs
+from ..budget import Gpu, SiteView, look, node_answers
+from ..knowledge import Knowledge
+from ..ledger import default_worst_mw, missing_gpus_mw, prior_of
+from ..science import Science
+from ..shares import Candidate, Shares, candidates, share
+from ..state import RunView, State
 from .forecast_values import (
     Baseline,
     Certificate,
@@ -32,11 +37,6 @@ from .forecast_values import (
     UncappedDraw,
     WhatIf,
 )
-from .knowledge import Knowledge
-from .ledger import default_worst_mw, missing_gpus_mw, prior_of
-from .science import Science
-from .shares import Candidate, Shares, candidates, share
-from .state import RunView, State
 
 UNBOUND_SHARE: Final = 0.9
 """A GPU that draws less than this share of its limit is not held by it: what it draws is what it would draw."""

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..bus.asking import Reply, Request, refusal
+from ...bus.asking import Reply, Request, refusal
+from ..views import uid_of
 from .forecast import what_if
 from .forecast_values import Target, WhatIf
 from .fresh import Fresh
 from .offers import Offer, offer
 from .privacy import Asker, private_offer, private_what_if
-from .views import uid_of
 
 if TYPE_CHECKING:
-    from .shell import Controller
+    from ..shell import Controller
 
 FORECASTS = frozenset({"what_if", "offer"})
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from math import hypot, isfinite, sqrt
 from typing import Final, NamedTuple
 
-from ..elasticity.evidence import LEAST_NOISE_SD
-from ..elasticity.proxy import CLOCK_SD, LEAST_TENSOR, Judged, Ratio, estimate, judge
-from ..model import Activity, GpuReport
+from ...elasticity.evidence import LEAST_NOISE_SD
+from ...elasticity.proxy import CLOCK_SD, LEAST_TENSOR, Judged, Ratio, estimate, judge
+from ...model import Activity, GpuReport
 from .levels import Level
 from .record import Pace, Record
 

@@ -19,9 +19,9 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from ..config import Config
-from ..slurm.backend import SlurmBackend, Unavailable
-from ..store.rows import NODE_EVENT, EventRow
+from ...config import Config
+from ...slurm.backend import SlurmBackend, Unavailable
+from ...store.rows import NODE_EVENT, EventRow
 from .forecast_values import Standing, WhatIf
 from .offers import Offer
 from .outcome import Given, WindowReport

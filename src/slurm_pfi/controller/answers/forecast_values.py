@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from ..elasticity.evidence import BaselineSource
-from ..model import Frozen
+from ...elasticity.evidence import BaselineSource
+from ...model import Frozen
 
 Baseline: TypeAlias = tuple[BaselineSource, int | None]
 """Where a run's uncapped draw is known from, and what it is for one GPU in mW; None where it is bounded."""

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from ..elasticity.evidence import LEAST_NOISE_SD
-from ..model import Frozen
+from ...elasticity.evidence import LEAST_NOISE_SD
+from ...model import Frozen
 
 FEWEST_INTERVALS: Final = 4
 """A level of fewer says nothing: its noise is not known."""
