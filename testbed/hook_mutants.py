@@ -96,8 +96,8 @@ HOOK_MUTANTS: Final = (
         name="what-slurmctld-runs-with-is-not-asked",
         invariant="A1",
         file="cli/hooks/plan.py",
-        old="        if site.running is not None:\n            confs.append(",
-        new="        if False:\n            confs.append(",
+        old="    if site.running is not None:\n        confs.append(",
+        new="    if False:\n        confs.append(",
         tests=(f"{INSTALL}::test_without_hooks_the_lines_for_slurm_conf_are_said",),
     ),
     Mutant(

@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from slurm_pfi.bus.asking import Reply, Request, ask
-from slurm_pfi.config import Config, ControllerSection, NodeSet
+from slurm_pfi.config import Config, ControllerSection, NodeSet, load_config
 from slurm_pfi.controller import state as cs
 from slurm_pfi.controller.answers.orders import Orders
 from slurm_pfi.controller.budget import look
@@ -168,6 +168,23 @@ def test_a_reload_in_a_window_neither_lifts_caps_nor_leaves_them_without_an_end(
     for name in ("n1", "n2"):
         site.hear(name, gpu(f"G{name}"))
     assert why_not(site, names="n1") == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "told"), [("slurm_timeout_s = 7", True), ("tag_after_s = 7", False)], ids=["waits", "taken"]
+)
+def test_a_reload_names_what_waits_for_a_restart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, told: bool
+) -> None:
+    path = tmp_path / "slurm-pfi.toml"
+    text = f'cluster = "c"\n[controller]\nstate_dir = "{tmp_path}"\nrun_dir = "{tmp_path}"\n'
+    path.write_text(text)
+    controller = Controller(load_config(path), path)
+    path.write_text(f"{text}[times]\n{line}\n")
+    controller._reload()
+    said = capsys.readouterr()
+    assert "config reloaded" in said.out + said.err
+    assert ("until a restart" in said.out + said.err) is told
 
 
 def test_a_node_that_died_may_be_given_up_in_a_window() -> None:

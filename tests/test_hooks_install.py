@@ -326,6 +326,28 @@ def test_without_slurmctlds_word_nothing_is_removed(site: Site) -> None:
     assert not (site.folder / "slurm-pfi-prolog").exists()
 
 
+@pytest.mark.parametrize("user", ["slurm.conf", "slurmctld", "a script"])
+def test_a_hook_of_a_folder_that_is_named_besides_stays(globs: Site, user: str) -> None:
+    """A second line of slurm.conf or a script beside it names the file: gone, each job's start would drain the node."""
+    assert globs.run("install")[0] == 0
+    folder = globs.root / "etc/prolog.d"
+    ours = folder / "zz-slurm-pfi-prolog"
+    lines = ("Prolog=prolog.d/*", f"Epilog={globs.root}/etc/epilog.d/*")
+    if user == "slurm.conf":
+        globs.configure(*lines, f"Prolog={ours}", running=lines)
+    elif user == "slurmctld":
+        globs.configure(*lines, running=(f"Prolog={ours}", lines[1]))
+    else:
+        globs.hook(folder / "50-ours", str(ours))
+    before = globs.tree()
+    code, said = globs.run("remove")
+    assert (code, f"{ours} is still needed: " in said, globs.tree()) == (1, True, before), said
+    globs.configure(*lines)
+    (folder / "50-ours").unlink(missing_ok=True)
+    assert globs.run("remove")[0] == 0
+    assert not ours.exists()
+
+
 def test_what_a_script_among_others_calls_is_seen_and_kept(globs: Site) -> None:
     """A site that has our hooks beside a pattern and calls them from a script of its own in the folder."""
     own = globs.folder / "slurm-pfi-prolog"

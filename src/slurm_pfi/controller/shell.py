@@ -229,6 +229,9 @@ class Controller:
         if reason := cannot_leave(self.state, declared, self.config, time.monotonic_ns()):
             log.error(f"config not reloaded, the old one stays in force: {reason}")
             return
+        before = (self.config.slurm, self.config.times.slurm_timeout_s)
+        if (config.slurm, config.times.slurm_timeout_s) != before:
+            log.warning("[slurm] and times.slurm_timeout_s stay as they were until a restart")
         self.config = config
         self.core = Core(config, self.core.science)
         self._slurm.set_rate(config.tag.max_writes_per_s)

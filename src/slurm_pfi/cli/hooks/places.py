@@ -99,11 +99,17 @@ def files_of(value: str) -> list[Path]:
 
 
 def references(path: Path, confs: Iterable[tuple[str, SlurmConf]], conf_dir: Path) -> Iterator[str]:
-    """Who would miss this file: settings that name it or a link to it, and scripts in settings that call it."""
+    """Who would miss this file: settings that name it or a link to it, and scripts in settings that call it.
+
+    Not a pattern that lists it by its own name: that finds one file less.
+    """
+    entry = (path.name, path.parent.resolve())
     for where, conf in confs:
         for hook in OURS:
             for value in hook_values(hook, conf, conf_dir):
                 for file in files_of(value):
+                    if glob.has_magic(value) and (file.name, file.parent.resolve()) == entry:
+                        continue
                     if file.resolve() == path.resolve():
                         yield f"{where} has {hook}={value}" + (
                             f", that is {file}" if str(file) != value else ""

@@ -148,7 +148,7 @@ def plan_remove(site: Site, *, unasked: bool) -> Plan:
     steps: list[Step] = []
     for hook in REMOVED:
         for pattern in _patterns(site, hook):
-            steps += _from_pattern(hook, pattern)
+            steps += _from_pattern(site, hook, pattern, unasked=unasked)
         own = site.folder / OURS[hook]
         place = site.place(hook)
         paths = {site.folder / WRAPPERS[hook]: None, own: None}
@@ -165,7 +165,7 @@ def _patterns(site: Site, hook: Hook) -> list[str]:
     return [value for value in dict.fromkeys(values) if set(value) & _MAGIC]
 
 
-def _from_pattern(hook: Hook, pattern: str) -> list[Step]:
+def _from_pattern(site: Site, hook: Hook, pattern: str, *, unasked: bool) -> list[Step]:
     """Slurm lists the files of a pattern and then runs them: one that goes meanwhile drains the node."""
     found = matches(pattern)
     ours = [
@@ -185,6 +185,7 @@ def _from_pattern(hook: Hook, pattern: str) -> list[Step]:
                 f"{path} lies on a file system that other nodes share ({kind}), and when none of them looks cannot be "
                 f"known here: take {hook}={pattern} out of slurm.conf first, or delete it while no node runs jobs"
             )
+        _check_unused(site, path, unasked=unasked)
         steps += [
             Step("neutralise", path, "still found, does nothing", stub(hook)),
             Step("remove", path, "once slurmd does not look at the folder"),
@@ -202,20 +203,23 @@ def _unnamed(site: Site, hook: Hook, paths: Iterable[Path], *, unasked: bool) ->
         if not (_is_any_of_ours(hook, text) or wrapped_site(hook, text)):
             raise RefusedError(f"{path} is not ours: move it away yourself")
         check_folder(path.parent)
-        confs = [(str(site.conf_file), site.conf)]
-        if site.running is not None:
-            confs.append(
-                ("slurmctld, which was not told of the edit yet (scontrol reconfigure),", site.running)
-            )
-        elif not unasked:
-            raise RefusedError(
-                "slurmctld does not say which hooks it runs with, so they may still be named: see "
-                "'scontrol show config', or say --unasked"
-            )
-        if users := list(references(path, confs, site.conf_dir)):
-            raise RefusedError(f"{path} is still needed: {'; '.join(users)}. Take it out there first")
+        _check_unused(site, path, unasked=unasked)
         steps.append(Step("remove", path))
     return steps
+
+
+def _check_unused(site: Site, path: Path, *, unasked: bool) -> None:
+    """A hook that is named and gone drains its node. Raises RefusedError, also where that cannot be known."""
+    if site.running is None and not unasked:
+        raise RefusedError(
+            "slurmctld does not say which hooks it runs with, so they may still be named: see "
+            "'scontrol show config', or say --unasked"
+        )
+    confs = [(str(site.conf_file), site.conf)]
+    if site.running is not None:
+        confs.append(("slurmctld, which was not told of the edit yet (scontrol reconfigure),", site.running))
+    if users := list(references(path, confs, site.conf_dir)):
+        raise RefusedError(f"{path} is still needed: {'; '.join(users)}. Take it out there first")
 
 
 def _is_any_of_ours(hook: Hook, text: str) -> bool:
