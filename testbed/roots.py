@@ -233,7 +233,9 @@ def main() -> int:
             else:
                 failed.append(suite)
             continue
-        command = given.run or [str(root.python), "-m", "pytest", "-m", "cluster and generations"]
+        # Most of their time is waiting; a module's tests share a cluster, so they stay together.
+        shared = ["-n", "auto", "--dist", "loadfile"]
+        command = given.run or [str(root.python), "-m", "pytest", "-m", "cluster and generations", *shared]
         if subprocess.run(root.inside(command), env=environment(), cwd=REPO, check=False).returncode != 0:
             failed.append(suite)
     if failed:
