@@ -38,10 +38,11 @@ help:
 demo: setup
 	$(PY) -m testbed.demo --mix $(MIX)
 
-# The cluster tests measure times and run alone; the others share the cores. One thread each for linear algebra.
+# Cluster tests that measure times run alone; the others share the cores. One thread each for linear algebra.
 test: export OPENBLAS_NUM_THREADS := 1
 test: setup
-	$(PY) -m pytest -m cluster
+	$(PY) -m pytest -m "cluster and not generations"
+	$(PY) -m pytest tests/cluster -m generations -n auto --dist loadfile
 	$(PY) -m pytest -m "not cluster and not gpu" -n auto
 
 test-matrix: setup

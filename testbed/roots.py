@@ -235,7 +235,7 @@ def main() -> int:
             continue
         # Most of their time is waiting; a module's tests share a cluster, so they stay together.
         shared = ["-n", "auto", "--dist", "loadfile"]
-        command = given.run or [str(root.python), "-m", "pytest", "-m", "cluster and generations", *shared]
+        command = given.run or [str(root.python), "-m", "pytest", "tests/cluster", "-m", "generations", *shared]
         if subprocess.run(root.inside(command), env=environment(), cwd=REPO, check=False).returncode != 0:
             failed.append(suite)
     if failed:

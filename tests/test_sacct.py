@@ -185,6 +185,17 @@ def test_an_id_that_was_used_again_means_the_last_job(tmp_path: Path) -> None:
         assert [(run.restart, run.state) for run in found] == [(0, "COMPLETED")]
 
 
+def test_parts_of_a_job_whose_id_was_used_again_are_not_meant(tmp_path: Path) -> None:
+    component = {**ROW, "JobID": "12+1", "JobIDRaw": "13", "Submit": "1796060000", "State": "COMPLETED"}
+    found = job_in_accounting(commands(tmp_path, sacct=OLD_RELEASE + says(component, RUN2)), JobName(12))
+    assert isinstance(found, tuple)
+    assert [(run.spec, run.state) for run in found] == [("12", "COMPLETED")]
+    later = {**component, "Submit": "1796069999"}
+    found = job_in_accounting(commands(tmp_path, sacct=OLD_RELEASE + says(RUN2, later)), JobName(12))
+    assert isinstance(found, tuple)
+    assert [run.spec for run in found] == ["12+1"]
+
+
 def test_a_part_is_meant_by_its_name_and_by_that_of_the_whole(tmp_path: Path) -> None:
     tasks = [{**ROW, "JobID": f"77_{n}", "JobIDRaw": str(78 + n)} for n in range(2)]
     slurm = commands(tmp_path, sacct=OLD_RELEASE + says(*tasks))

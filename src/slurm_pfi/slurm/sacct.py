@@ -49,7 +49,7 @@ def job_in_accounting(commands: UserCommands, name: JobName) -> tuple[TaggedRun,
     found = _sacct(commands, "--jobs", name.spec)
     if isinstance(found, Unavailable):
         return JobGone(found.why) if _DISABLED in found.why else found
-    runs = [run for run in found if run.is_of(name)]
+    runs = _last_kind([run for run in found if run.is_of(name)])
     jobs = [tuple(of_job) for _, of_job in groupby(runs, key=lambda run: run.job_id)]
     counted = tuple(run for of_job in jobs for run in _counted(_last_job(of_job)))
     return counted or JobGone(f"job {name.spec}: the accounting has no run of it that you may see")
@@ -96,6 +96,12 @@ def read_accounting(out: bytes, fields: Sequence[str], end: str) -> tuple[Tagged
     if isinstance(found, Unavailable):
         return found
     return tuple(sorted(found, key=lambda run: (run.job_id, _s(run.submit_unix_s), _s(run.start_unix_s))))
+
+
+def _last_kind(runs: Sequence[TaggedRun]) -> list[TaggedRun]:
+    """Without the parts of an array or heterogeneous job whose id was used again for a job without parts, or back."""
+    last = max(runs, key=lambda run: _s(run.submit_unix_s), default=None)
+    return [run for run in runs if last is not None and (run.parent is None) == (last.parent is None)]
 
 
 def _last_job(runs: Sequence[TaggedRun]) -> list[TaggedRun]:
