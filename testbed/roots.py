@@ -234,8 +234,8 @@ def main() -> int:
                 failed.append(suite)
             continue
         # Most of their time is waiting; a module's tests share a cluster, so they stay together.
-        shared = ["-n", "auto", "--dist", "loadfile"]
-        command = given.run or [str(root.python), "-m", "pytest", "tests/cluster", "-m", "generations", *shared]
+        tests = ["tests/cluster", "-m", "generations", "-n", "auto", "--dist", "loadfile"]
+        command = given.run or [str(root.python), "-m", "pytest", *tests]
         if subprocess.run(root.inside(command), env=environment(), cwd=REPO, check=False).returncode != 0:
             failed.append(suite)
     if failed:
