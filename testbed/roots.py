@@ -215,12 +215,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m testbed.roots", description="Other generations of Slurm."
     )
-    parser.add_argument("suites", nargs="+", metavar="SUITE", help="Debian's name of the release")
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help="Debian's name of the release")
     parser.add_argument(
         "--where-possible", nargs="*", default=[], metavar="SUITE", help="a build that fails is told"
     )
     parser.add_argument("--run", nargs=argparse.REMAINDER, help="this command instead of the tests")
     given = parser.parse_args()
+    if not given.suites and not given.where_possible:
+        print("error: name a release, such as trixie", file=sys.stderr)
+        return 2
     failed = []
     for suite in dict.fromkeys([*given.suites, *given.where_possible]):
         try:
