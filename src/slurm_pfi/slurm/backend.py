@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Final, Protocol, TypeAlias
 
 # States in which a job holds its nodes (slurm.h, job_states and job state flags).
-_HOLDS_NODES: Final = frozenset(
+HOLDS_NODES: Final = frozenset(
     {
         "RUNNING",
         "SUSPENDED",
@@ -63,7 +63,7 @@ class JobInfo:
 
     @property
     def holds_nodes(self) -> bool:
-        return self.state in _HOLDS_NODES
+        return self.state in HOLDS_NODES
 
     @property
     def spec(self) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from .backend import JobGone, Span, Unavailable
+from .backend import HOLDS_NODES, JobGone, Span, Unavailable
 from .squeue import NO_SUCH_JOB, UNSET, layout, named, new_end, split_rows
 from .text import SlurmTextError, expand_nodes, is_state, parse_count, parse_job_id, parse_unix_s
 from .tres import count_gpus
@@ -22,24 +22,14 @@ ReadRow: TypeAlias = "Callable[[dict[str, str], str], TaggedRun | None]"
 """A row's fields and its AdminComment as a run; None for what is none. Raises SlurmTextError."""
 
 # States of a job that is not over (slurm.h, job_states and job state flags; EXPEDITING since 25.11).
-_GOES_ON: Final = frozenset(
-    {
-        "PENDING",
-        "RUNNING",
-        "SUSPENDED",
-        "COMPLETING",
-        "CONFIGURING",
-        "STOPPED",
-        "SIGNALING",
-        "STAGE_OUT",
-        "RESIZING",
-        "REQUEUE_HOLD",
-        "REQUEUE_FED",
-        "RESV_DEL_HOLD",
-        "SPECIAL_EXIT",
-        "EXPEDITING",
-    }
-)
+_GOES_ON: Final = HOLDS_NODES | {
+    "PENDING",
+    "REQUEUE_HOLD",
+    "REQUEUE_FED",
+    "RESV_DEL_HOLD",
+    "SPECIAL_EXIT",
+    "EXPEDITING",
+}
 _FIELDS: Final = (
     "JobID",
     "ArrayJobID",
