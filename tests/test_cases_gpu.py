@@ -476,6 +476,11 @@ def test_c10_driver_upgraded_under_a_running_daemon(site: LoneNode) -> None:
 # ------------------------------------------------------------------------------------ D8: somebody else also writes
 
 
+def confirmed(site: LoneNode, cap_mw: int) -> set[str]:
+    """GPUs of which the agent has read back this limit."""
+    return {record["uuid"] for record in site.audit("readback") if record["enforced_mw"] == cap_mw}
+
+
 def test_d8_over_higher_under_lower_back_to_the_operators_value(site: LoneNode) -> None:
     shared = site.devices[0].uuid
 
@@ -483,6 +488,8 @@ def test_d8_over_higher_under_lower_back_to_the_operators_value(site: LoneNode) 
         async with window_on(site) as (commander, node):
             await commander.plan(window_step(300_000))
             await commander.ceilings(*[300_000] * 4)
+            # Before our own set is read back, the prior limit is also what a set without effect leaves.
+            await until(lambda: len(confirmed(site, 300_000)) == 4, "read back")
             node.poke("requested_mw", 700_000, gpu=shared)
             await until(lambda: limit_of(site, shared) == 300_000, "re-applied", 5.0)
             await until(lambda: len(site.audit("conflict")) == 1, "one line")
