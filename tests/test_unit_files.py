@@ -15,6 +15,7 @@ from typing import Final
 
 import pytest
 
+from slurm_pfi.config import load_config
 from slurm_pfi.node.agent import STOP_S
 from testbed.lone_node import Commander, LoneNode, wait_for
 from tests.lone_site import site
@@ -77,7 +78,10 @@ def test_systemd_understands_every_line_of_the_unit(unit: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("unit", _UNITS)
 def test_each_line_that_takes_something_away_has_its_reason(unit: str) -> None:
-    _, _, hardening = (REPO / "etc" / f"{unit}.service").read_text().partition("# --- what it may do")
+    before, _, hardening = (REPO / "etc" / f"{unit}.service").read_text().partition("# --- what it may do")
+    assert not re.search(
+        r"(?m)^(Protect|Restrict|Private|Capability|NoNew|Lock|SystemCall|Memory|Tasks)", before
+    )
     block, _, _ = hardening.partition("\n[Install]")
     told = False
     for line in block.splitlines()[1:]:
@@ -85,6 +89,16 @@ def test_each_line_that_takes_something_away_has_its_reason(unit: str) -> None:
         if line and not line.startswith("#"):
             assert told, f"{line}: why?"
         told = told and bool(line)
+
+
+def test_the_controllers_unit_fits_its_config() -> None:
+    given = _assignments("slurm-pfi-controller")
+    assert {("Type", "exec"), ("Type", "notify")} & set(given)
+    assert ("User", "slurm") in given
+    assert "PrivateUsers" not in dict(given), "it must see the uids of its peers"
+    defaults = load_config(REPO / "etc/slurm-pfi.toml").controller
+    assert ("StateDirectory", defaults.state_dir.removeprefix("/var/lib/")) in given
+    assert ("RuntimeDirectory", defaults.run_dir.removeprefix("/run/")) in given
 
 
 def test_c1_the_unit_leaves_the_agent_what_a_set_needs() -> None:
