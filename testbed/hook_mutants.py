@@ -10,6 +10,7 @@ PROLOG: Final = "../../prolog/slurm-pfi-prolog"
 EPILOG: Final = "../../epilog/slurm-pfi-epilog"
 HOOKS: Final = "tests/test_hooks.py"
 INSTALL: Final = "tests/test_hooks_install.py"
+REFUSED: Final = "tests/test_hooks_refused.py"
 
 HOOK_MUTANTS: Final = (
     Mutant(
@@ -107,8 +108,8 @@ HOOK_MUTANTS: Final = (
         old="    check_folder(folder)\n    check_runnable(folder)\n",
         new="    check_runnable(folder)\n",
         tests=(
-            f"{INSTALL}::test_a_folder_that_others_may_write",
-            f"{INSTALL}::test_a_folder_that_is_a_symlink",
+            f"{REFUSED}::test_a_folder_that_others_may_write",
+            f"{REFUSED}::test_a_folder_that_is_a_symlink",
         ),
     ),
 )

@@ -1,115 +1,23 @@
-"""``slurm-pfi hooks install`` and ``remove`` on folders such as sites have, and what they refuse."""
+"""``slurm-pfi hooks install`` and ``remove`` on folders such as sites have."""
 
 from __future__ import annotations
 
 import os
-import pwd
 import re
-import shlex
 import subprocess
-import sys
 import threading
-import time
-import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from slurm_pfi.cli.hooks.safe import RefusedError, check_folder, file_system
-from slurm_pfi.cli.hooks.scripts import OURS, Settings, is_current, is_ours, rendered, settings_of
-from slurm_pfi.cli.root import main
+from slurm_pfi.cli.hooks.scripts import OURS, Settings, is_current, rendered, settings_of
 
-REPO = Path(__file__).parent.parent
-US = pwd.getpwuid(os.getuid()).pw_name
+from .hooks_site import Site, globs, site
+
+__all__ = ["globs", "site"]
+
 ENV = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1000", "SLURMD_NODENAME": "n1", "SLURM_JOB_GPUS": "0"}
-
-
-@dataclass
-class Site:
-    """A site's folders; ``run`` is the command on it."""
-
-    root: Path
-    capsys: pytest.CaptureFixture[str]
-
-    @property
-    def folder(self) -> Path:
-        return self.root / "libexec"
-
-    @property
-    def conf(self) -> Path:
-        return self.root / "etc/slurm.conf"
-
-    @property
-    def state(self) -> Path:
-        return self.root / "run it"
-
-    def configure(self, *lines: str, running: tuple[str, ...] | None = None) -> None:
-        """Write slurm.conf; slurmctld, for which a script answers, runs with ``running``, or with the same."""
-        self.conf.write_text("\n".join([f"SlurmdUser={US}", *lines, ""]))
-        shown = [line.replace("=", " = ") for line in (lines if running is None else running)]
-        for key in ("Prolog", "Epilog"):
-            if not any(line.startswith(key) for line in shown):
-                shown.append(f"{key} = (null)")
-        self.scontrol("\n".join([*shown, "SLURM_VERSION = 22.05.8"]))
-
-    def scontrol(self, shown: str | None) -> None:
-        text = "exit 1" if shown is None else f"cat <<'E'\n{shown}\nE"
-        (self.root / "bin/scontrol").write_text(f"#!/bin/sh\n{text}\n")
-        (self.root / "bin/scontrol").chmod(0o755)
-
-    def run(self, *arguments: str) -> tuple[int, str]:
-        """Exit code and all output of ``slurm-pfi hooks ...``."""
-        command = ["--config", str(self.root / "site.toml"), "hooks", *arguments]
-        if arguments[0] in ("install", "remove"):
-            command += ["--folder", str(self.folder)]
-        try:
-            code = main(command)
-        except SystemExit as end:
-            assert isinstance(end.code, int)
-            code = end.code
-        said = self.capsys.readouterr()
-        return code, said.out + said.err
-
-    def hook(self, path: Path, body: str = "exit 0") -> Path:
-        """A hook of the site's own."""
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(f"#!/bin/sh\n{body}\n")
-        path.chmod(0o755)
-        return path
-
-    def tree(self) -> dict[str, tuple[int, int, int]]:
-        """Every file with inode, mode and time: what a dry run must not change."""
-        found = {}
-        for path in sorted(self.root.rglob("*")):
-            about = path.lstat()
-            found[str(path.relative_to(self.root))] = (about.st_ino, about.st_mode, about.st_mtime_ns)
-        return found
-
-
-@pytest.fixture
-def site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Site:
-    made = Site(tmp_path, capsys)
-    for name in ("etc", "bin", "libexec"):
-        (tmp_path / name).mkdir(mode=0o755)
-    (tmp_path / "site.toml").write_text(
-        f'cluster = "lab"\n[node]\nstate_dir = "{made.state}"\nhook_log = "{tmp_path}/etc/log"\n'
-        f'[slurm]\nconf = "{made.conf}"\nbin_dir = "{tmp_path}/bin"\n'
-    )
-    return made
-
-
-@pytest.fixture
-def globs(site: Site) -> Site:
-    """A site whose slurm.conf has patterns, and hooks of its own in both folders."""
-    site.configure("Prolog=prolog.d/*", f"Epilog={site.root}/etc/epilog.d/*")
-    for hook in ("prolog", "epilog"):
-        site.hook(site.root / f"etc/{hook}.d/10-site")
-    return site
-
 
 # ------------------------------------------------------------------------------------------------------- patterns
 
@@ -244,9 +152,8 @@ def test_no_hook_is_missed_by_a_slurmd_that_runs_them_meanwhile(
     begun.wait()
     try:
         code, said = globs.run("remove", "--patience", str(patience_s))
-        time.sleep(0.3)
     finally:
-        stop.set()
+        stop.set()  # a round that is under way is run to its end
         for worker in workers:
             worker.join()
     assert missing == []
@@ -435,197 +342,3 @@ def test_or_a_wrapper_that_runs_both_and_fails_only_as_the_site_would(site: Site
     site.configure(*(f"{hook}={site.root}/etc/{hook}" for hook in OURS))
     assert site.run("remove")[0] == 0
     assert list(site.folder.iterdir()) == []
-
-
-# ------------------------------------------------------------------------------------------------------- refused
-
-
-def refused(site: Site, *words: str) -> None:
-    before = site.tree()
-    for extra in ((), ("--dry-run",)):
-        code, said = site.run("install", *extra)
-        assert code == 1, said
-        for word in words:
-            assert word in said
-        assert said.startswith("slurm-pfi: ") and said.count("\n") == 1
-    assert site.tree() == before
-
-
-def test_a_folder_that_is_a_symlink(globs: Site) -> None:
-    (globs.root / "etc/epilog.d").rename(globs.root / "etc/real")
-    (globs.root / "etc/epilog.d").symlink_to(globs.root / "etc/real")
-    refused(globs, "is a symbolic link", "name the folder itself")
-
-
-def test_a_file_that_is_a_symlink(globs: Site) -> None:
-    globs.hook(globs.root / "mine")
-    (globs.root / "etc/prolog.d/zz-slurm-pfi-prolog").symlink_to(globs.root / "mine")
-    refused(globs, "zz-slurm-pfi-prolog is a symbolic link")
-
-
-@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
-@pytest.mark.parametrize("where", ["etc/prolog.d", "etc"])
-def test_a_folder_that_others_may_write(globs: Site, where: str, mode: int) -> None:
-    (globs.root / where).chmod(mode)
-    if (where, mode) == ("etc", 0o1777):
-        check_folder(globs.root / "etc/prolog.d")  # in a sticky folder nobody renames root's
-        return
-    refused(globs, f"{where} may be written by others", f"(mode {mode:04o})")
-
-
-def test_a_folder_of_somebody_else(site: Site) -> None:
-    if os.getuid() != 0:
-        pytest.skip("only root can give a folder away")
-    os.chown(site.root / "etc", 20011, -1)
-    with pytest.raises(RefusedError, match="belongs to uid 20011"):
-        check_folder(site.root / "etc/prolog.d")
-
-
-MOUNTS = r"""
-22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
-31 22 0:28 / /etc/slurm rw,relatime shared:9 - nfs4 head:/slurm rw,vers=4.2
-32 22 0:29 / /srv/my\040hooks rw - lustre mgs:/x rw
-33 22 0:30 / /opt rw - tmpfs none rw
-34 22 0:31 / /opt rw - fuse.sshfs x: rw
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/etc/slurm/prolog.d", "nfs4"),
-        ("/etc/slurm2", "ext4"),
-        ("/srv/my hooks/a", "lustre"),
-        ("/opt/x", "fuse.sshfs"),
-        ("/", "ext4"),
-    ],
-)
-def test_which_file_system_a_folder_lies_on(path: str, kind: str) -> None:
-    assert file_system(Path(path), MOUNTS.strip()) == kind
-
-
-def test_nothing_is_removed_from_a_folder_that_nodes_share(
-    globs: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    globs.run("install")
-    before = globs.tree()
-    monkeypatch.setattr("slurm_pfi.cli.hooks.plan.shared_kind", lambda _: "nfs4")
-    code, said = globs.run("remove")
-    assert (code, "that other nodes share (nfs4)" in said, globs.tree()) == (1, True, before)
-    assert globs.run("install")[0] == 0, "to install it once for all of them is fine"
-
-
-def test_a_file_that_is_not_ours(globs: Site) -> None:
-    globs.hook(globs.root / "etc/prolog.d/zz-slurm-pfi-prolog", "exit 7")
-    refused(globs, "is there and not ours")
-    assert globs.run("remove") == (0, "nothing of ours is here\n"), "and it is not removed either"
-
-
-def test_the_folder_of_a_pattern_as_ours(site: Site) -> None:
-    """An epilog that lies there would be run as prolog."""
-    site.configure(f"Prolog={site.folder}/*")
-    refused(site, "would run whatever lies there as Prolog", "name another")
-
-
-def test_part_of_slurm_conf_that_cannot_be_read(site: Site) -> None:
-    site.configure("Include more.conf")
-    refused(site, "more.conf", "may name hooks")
-
-
-def test_no_slurm_conf(site: Site) -> None:
-    refused(site, "slurm.conf cannot be read")
-
-
-def test_another_user_than_slurmds(site: Site) -> None:
-    site.conf.write_text("SlurmdUser=daemon\n")
-    code, said = site.run("install")
-    assert (code, "run this as daemon" in said) == (1, True)
-
-
-def test_a_log_where_it_would_be_a_file_in_dev(site: Site) -> None:
-    site.configure("ClusterName=lab")
-    text = (site.root / "site.toml").read_text().replace(f"{site.root}/etc/log", "/dev/no-such-log")
-    (site.root / "site.toml").write_text(text)
-    refused(site, "/dev/no-such-log", "no device on this host")
-
-
-def test_what_slurmd_fetches_by_itself(site: Site) -> None:
-    cache = site.root / "conf-cache"
-    cache.mkdir()
-    text = (site.root / "site.toml").read_text().replace(str(site.conf), f"{cache}/slurm.conf")
-    (site.root / "site.toml").write_text(text)
-    (cache / "slurm.conf").write_text(f"SlurmdUser={US}\nProlog=prolog.sh\n")
-    refused(site, "configless")
-
-
-def test_a_full_disk_leaves_what_was_there(globs: Site) -> None:
-    """A limit of the size of files fails the write as a full disk does."""
-    globs.run("install")
-    prolog = globs.root / "etc/prolog.d/zz-slurm-pfi-prolog"
-    text = (globs.root / "site.toml").read_text().replace("run it", "run that")
-    (globs.root / "site.toml").write_text(text)
-    before = prolog.read_text()
-    command = [
-        sys.executable,
-        "-m",
-        "slurm_pfi",
-        "--config",
-        str(globs.root / "site.toml"),
-        "hooks",
-        "install",
-    ]
-    full = "import resource, runpy, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-    full += "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
-    full += "sys.argv = sys.argv[1:]; runpy.run_module('slurm_pfi', run_name='__main__')"
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", full, *command[2:], "--folder", str(globs.folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "File too large; what was told before is done, nothing else" in done.stderr
-    assert prolog.read_text() == before
-    assert sorted(path.name for path in prolog.parent.iterdir()) == ["10-site", "zz-slurm-pfi-prolog"]
-
-
-# --------------------------------------------------------------------------------------------------------- texts
-
-
-def test_what_is_installed_is_what_the_project_has() -> None:
-    """The package's copies are links to prolog/ and epilog/, which a wheel holds as files."""
-    for hook, name in OURS.items():
-        text = (REPO / hook.lower() / name).read_text()
-        assert settings_of(text) == Settings("/run/slurm-pfi", "/dev/kmsg")
-        assert rendered(hook, Settings("/run/slurm-pfi", "/dev/kmsg")).decode() == text
-    packaged = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
-    assert "cli/hooks/scripts/*" in packaged["slurm_pfi"]
-
-
-PATHS = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters="/"), min_size=1, max_size=12)
-
-
-@given(PATHS | st.just("a b'$(x)`y`\"\\"), PATHS)
-def test_any_path_is_set_as_it_is(state: str, log: str) -> None:
-    settings = Settings(f"/{state}", f"/{log}")
-    for hook in OURS:
-        text = rendered(hook, settings).decode()
-        assert settings_of(text) == settings
-        assert is_ours(hook, text)
-        assert is_current(hook, text)
-
-
-def test_the_shell_reads_the_same_path(tmp_path: Path) -> None:
-    odd = "a b'$(touch x)`touch y`\"\\ é"
-    lines = rendered("Prolog", Settings(f"/{odd}", "/dev/null")).decode().splitlines()
-    line = next(line for line in lines if line.startswith("state_dir="))
-    shown = subprocess.run(
-        ["/bin/sh", "-c", f'{line}\nprintf %s "$state_dir"'],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-    )
-    assert shown.stdout == f"/{odd}"
-    assert shlex.split(line.partition("=")[2]) == [f"/{odd}"]
-    assert list(tmp_path.iterdir()) == []
