@@ -25,6 +25,19 @@ def test_what_is_installed_is_what_the_project_has() -> None:
     assert "cli/hooks/scripts/*" in packaged["slurm_pfi"]
 
 
+def test_prolog_and_epilog_are_guarded_by_the_same_lines() -> None:
+    """Each is one file that needs no other; what bounds their time and their faults is in both."""
+    guards = set()
+    for hook, name in OURS.items():
+        text = (REPO / hook.lower() / name).read_text()
+        _, begin, rest = text.partition("\nstate_dir=")
+        guard, end, _ = rest.partition("\n# is_number TEXT")
+        assert begin and end
+        assert guard.count(f"{name}[") == 1
+        guards.add(guard.replace(f"{name}[", "["))
+    assert len(guards) == 1
+
+
 PATHS = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters="/"), min_size=1, max_size=12)
 
 
