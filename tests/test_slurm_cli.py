@@ -11,8 +11,8 @@ import pytest
 from slurm_pfi.config import SlurmSection
 from slurm_pfi.slurm.backend import AdminComment, JobGone, JobInfo, Special, Unavailable, Updated
 from slurm_pfi.slurm.cli import SlurmCommands
+from slurm_pfi.slurm.damage import SlurmTextError
 from slurm_pfi.slurm.squeue import FIELDS, read_jobs, split_rows
-from slurm_pfi.slurm.text import SlurmTextError
 
 END = b"<e>"
 ROW = {

@@ -9,11 +9,11 @@ from typing import Any, Final
 import pytest
 
 from slurm_pfi.slurm.backend import Special
+from slurm_pfi.slurm.damage import SlurmTextError
 from slurm_pfi.slurm.gres import GresError, parse_gres
 from slurm_pfi.slurm.table import read_table
 from slurm_pfi.slurm.text import (
     JobRef,
-    SlurmTextError,
     expand_nodes,
     parse_job_id,
     parse_limit_s,

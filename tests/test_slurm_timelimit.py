@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_pfi.slurm.backend import JobInfo, Special
-from slurm_pfi.slurm.text import SlurmTextError
+from slurm_pfi.slurm.damage import SlurmTextError
+from slurm_pfi.slurm.numbers import MINUTE_S
 from slurm_pfi.slurm.timelimit import (
-    MINUTE_S,
     Partition,
     Reservation,
     Room,

@@ -17,9 +17,11 @@ from typing import Final
 
 from ..config import SlurmSection
 from .backend import AdminComment, JobGone, JobInfo, Unavailable, Updated
-from .squeue import FIELDS, NO_SUCH_JOB, UNSET, named, new_end, read_jobs, split_rows, squeue_words
-from .text import SlurmTextError, parse_count
-from .timelimit import MINUTE_S, Room, read_partition, read_qos_limits, read_reservations
+from .damage import SlurmTextError
+from .numbers import MINUTE_S
+from .squeue import FIELDS, NO_SUCH_JOB, UNSET, new_end, read_jobs, split_rows, squeue_words
+from .text import named, parse_count
+from .timelimit import Room, read_partition, read_qos_limits, read_reservations
 from .version import Probed, UnknownVersion, read_version
 
 _COMMENT_FIELDS: Final = ("JobID", "RestartCnt", "admin_comment")
@@ -233,9 +235,8 @@ class SlurmCommands:
             except TimeoutError:
                 return Unavailable(f"{command} gave no answer within {self._timeout_s:g} s; is slurmctld up?")
             finally:
-                if (
-                    process.returncode is None
-                ):  # too late, or the caller has been cancelled: leave nothing behind
+                # Too late, or the caller has been cancelled: leave nothing behind.
+                if process.returncode is None:
                     with contextlib.suppress(ProcessLookupError):
                         process.kill()
                     await process.wait()

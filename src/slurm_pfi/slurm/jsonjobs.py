@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from .backend import JobInfo, Span, Special, Unavailable
+from .backend import HOLDS_NODES, JobInfo, Span, Special, Unavailable
 from .damage import SlurmTextError
 from .numbers import read_count, read_id, read_minutes_s, read_number, read_time
 from .text import expand_nodes, is_state
@@ -29,7 +29,7 @@ _FLAGS_SHOWN: Final = (
     "RESV_DEL_HOLD",
     "SIGNALING",
 )
-_GOES_ON: Final = frozenset({"RUNNING", "SUSPENDED", "CONFIGURING", "STOPPED", "RESIZING", "SIGNALING"})
+_NOT_ENDING: Final = HOLDS_NODES - {"COMPLETING", "STAGE_OUT"}
 
 
 def read_json_jobs(out: bytes) -> tuple[JobInfo, ...] | Unavailable:
@@ -114,7 +114,7 @@ def _read_job(job: object, where: str) -> JobInfo:
 
 def without_false_end(state: str, limit_s: Span, end: Span) -> Span:
     """The end of a job: of one that goes on without a limit slurmctld tells a day a year after its start."""
-    return Special.UNLIMITED if state in _GOES_ON and limit_s is Special.UNLIMITED else end
+    return Special.UNLIMITED if state in _NOT_ENDING and limit_s is Special.UNLIMITED else end
 
 
 def _value(job: Mapping[str, Any], key: str, where: str) -> object:
@@ -138,8 +138,4 @@ def _state(value: object, where: str) -> str:
     words = value if isinstance(value, list) else [value]
     if not words or not all(isinstance(word, str) and is_state(word) for word in words):
         raise SlurmTextError(f"{where}: {value!r:.64} is not a job state")
-    return (
-        str(words[0])
-        if len(words) == 1
-        else next((word for word in _FLAGS_SHOWN if word in words), str(words[0]))
-    )
+    return str(next((word for word in _FLAGS_SHOWN if word in words), words[0]))

@@ -14,6 +14,8 @@ from .backend import Span, Special
 from .damage import SlurmTextError
 
 MINUTE_S: Final = 60
+"""Slurm's time limits are whole minutes (scontrol(1), TimeLimit)."""
+
 _KEYS: Final = frozenset({"set", "infinite", "number"})
 _INFINITE_32: Final = 0xFFFFFFFF  # slurm.h, INFINITE and NO_VAL: plain where a plugin passes the raw value on
 _NO_VALUE_32: Final = 0xFFFFFFFE

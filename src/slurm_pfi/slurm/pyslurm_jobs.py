@@ -13,7 +13,7 @@ from .backend import JobInfo, Span, Special
 from .damage import SlurmTextError
 from .jsonjobs import without_false_end
 from .numbers import MINUTE_S
-from .text import expand_nodes, is_state
+from .text import expand_nodes, parse_state
 
 LENGTH_BYTES: Final = 8
 """Each message is its length, big-endian, and JSON."""
@@ -79,8 +79,7 @@ def read_record(record: Record) -> JobInfo:
     """The job. Raises SlurmTextError."""
     if record.job_id == 0:
         raise SlurmTextError("0 is not a job id")
-    if not is_state(record.job_state):
-        raise SlurmTextError(f"{record.job_state[:64]!r} is not a job state")
+    state = parse_state(record.job_state)
     limit_s = _limit_s(record.time_limit)
     return JobInfo(
         job_id=record.job_id,
@@ -94,10 +93,10 @@ def read_record(record: Record) -> JobInfo:
         account=record.account or "",
         partition=record.partition or "",
         qos=record.qos or "",
-        state=record.job_state,
+        state=state,
         nodes=expand_nodes(record.nodes or ""),
         start_unix_s=record.start_time or Special.NOT_SET,
-        end_unix_s=without_false_end(record.job_state, limit_s, record.end_time or Special.NOT_SET),
+        end_unix_s=without_false_end(state, limit_s, record.end_time or Special.NOT_SET),
         limit_s=limit_s,
         name=record.name or "",
         comment=record.comment or "",

@@ -14,9 +14,10 @@ from itertools import groupby
 from typing import Final
 
 from .backend import JobGone, Span, Special, Unavailable
-from .squeue import named, new_end
-from .tagged import JobName, TaggedRun, UserCommands, parse_state, read_runs
-from .text import SlurmTextError, expand_nodes, parse_count, parse_job_id, parse_unix_s
+from .damage import SlurmTextError
+from .squeue import new_end
+from .tagged import JobName, TaggedRun, UserCommands, read_runs
+from .text import expand_nodes, named, parse_count, parse_job_id, parse_state, parse_unix_s
 from .tres import count_gpus
 
 _FIELDS: Final = (
@@ -145,7 +146,7 @@ def _read_run(cell: dict[str, str], comment: str) -> TaggedRun | None:
         account=named(cell["Account"]),
         partition=named(cell["Partition"]),
         name=named(cell["JobName"]),
-        state=parse_state(cell["State"]),
+        state=parse_state(cell["State"].partition(" by ")[0]),  # CANCELLED by 1000
         submit_unix_s=parse_unix_s(cell["Submit"]),
         start_unix_s=start,
         end_unix_s=parse_unix_s(cell["End"]),

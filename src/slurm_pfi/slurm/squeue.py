@@ -11,15 +11,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from .backend import JobInfo, Unavailable
-from .text import (
-    SlurmTextError,
-    expand_nodes,
-    is_state,
-    parse_count,
-    parse_job_id,
-    parse_limit_s,
-    parse_unix_s,
-)
+from .damage import SlurmTextError
+from .text import expand_nodes, named, parse_count, parse_job_id, parse_limit_s, parse_state, parse_unix_s
 
 FIELDS: Final = (
     "JobID",
@@ -95,9 +88,6 @@ def read_jobs(rows: list[dict[str, bytes]]) -> tuple[JobInfo, ...] | Unavailable
 
 
 def _read_job(cell: dict[str, str]) -> JobInfo:
-    state = cell["State"]
-    if not is_state(state):
-        raise SlurmTextError(f"{state[:64]!r} is not a job state")
     task = cell["ArrayTaskID"]
     het = cell["HetJobID"]
     return JobInfo(
@@ -113,7 +103,7 @@ def _read_job(cell: dict[str, str]) -> JobInfo:
         account=named(cell["Account"]),
         partition=named(cell["Partition"]),
         qos=named(cell["QOS"]),
-        state=state,
+        state=parse_state(cell["State"]),
         nodes=expand_nodes(cell["NodeList"]),
         start_unix_s=parse_unix_s(cell["StartTime"]),
         end_unix_s=parse_unix_s(cell["EndTime"]),
@@ -121,8 +111,3 @@ def _read_job(cell: dict[str, str]) -> JobInfo:
         name=named(cell["Name"]),
         comment="" if cell["Comment"] == UNSET else cell["Comment"],
     )
-
-
-def named(text: str) -> str:
-    """What squeue writes for a name: empty for its words for none."""
-    return "" if text in {"(null)", "N/A"} else text

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from .backend import HOLDS_NODES, JobGone, Span, Unavailable
-from .squeue import NO_SUCH_JOB, UNSET, layout, named, new_end, split_rows
-from .text import SlurmTextError, expand_nodes, is_state, parse_count, parse_job_id, parse_unix_s
+from .damage import SlurmTextError
+from .squeue import NO_SUCH_JOB, UNSET, layout, new_end, split_rows
+from .text import expand_nodes, named, parse_count, parse_job_id, parse_state, parse_unix_s
 from .tres import count_gpus
 
 Source: TypeAlias = Literal["squeue", "sacct"]
@@ -223,11 +224,3 @@ def _read_queued(cell: dict[str, str], comment: str) -> TaggedRun | None:
         gpus=count_gpus(cell["tres-alloc"]) if cell["tres-alloc"] and named(cell["NodeList"]) else None,
         admin_comment="" if comment == UNSET else comment,
     )
-
-
-def parse_state(text: str) -> str:
-    """A job's state in one word: sacct's ``CANCELLED by 1000`` is CANCELLED. Raises SlurmTextError."""
-    word = text.partition(" by ")[0]
-    if not is_state(word):
-        raise SlurmTextError(f"{text[:64]!r} is not a job state")
-    return word

@@ -12,19 +12,6 @@ from .backend import Span, Special
 from .damage import SlurmTextError, damaged
 from .hosts import HostListError, count_list
 
-__all__ = [
-    "MAX_JOB_ID",
-    "JobRef",
-    "SlurmTextError",
-    "expand_nodes",
-    "is_state",
-    "parse_count",
-    "parse_job_id",
-    "parse_limit_s",
-    "parse_unix_s",
-    "read_submission",
-]
-
 MAX_JOB_ID: Final = 2**32 - 1
 MAX_NODES: Final = 65_536
 """More than one slurmctld can have (slurm.conf(5), NodeName)."""
@@ -39,7 +26,6 @@ _DURATION: Final = re.compile(
     r"|(?P<minutes>\d{1,8})(?::(?P<m_seconds>\d{1,2})(?:\.\d{1,6})?)?",
     re.ASCII,
 )
-
 
 # What sbatch prints (sbatch(1)), with --parsable and without, and squeue's heading for one cluster (squeue(1), -M).
 _SUBMITTED: Final = re.compile(r"Submitted batch job (?P<id>\S+)(?: on cluster (?P<cluster>\S+))?")
@@ -101,6 +87,18 @@ def read_submission(text: str) -> JobRef:
 def is_state(text: str) -> bool:
     """Whether the text can be one of Slurm's words for a job's state or flag (squeue(1), JOB STATE CODES)."""
     return text.isascii() and text.replace("_", "").isalpha() and text.isupper()
+
+
+def parse_state(text: str) -> str:
+    """A job's state or flag. Raises SlurmTextError."""
+    if not is_state(text):
+        raise SlurmTextError(f"{text[:64]!r} is not a job state")
+    return text
+
+
+def named(text: str) -> str:
+    """A name; empty for Slurm's words for none."""
+    return "" if text in {"(null)", "N/A"} else text
 
 
 def parse_limit_s(text: str) -> Span:

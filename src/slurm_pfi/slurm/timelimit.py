@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from .backend import JobGone, JobInfo, Span, Special, Unavailable, Updated
-from .text import SlurmTextError, expand_nodes, parse_limit_s, parse_unix_s
-
-MINUTE_S: Final = 60
-"""Slurm's time limits are whole minutes (scontrol(1), TimeLimit)."""
+from .damage import SlurmTextError
+from .numbers import MINUTE_S
+from .text import expand_nodes, named, parse_limit_s, parse_unix_s
 
 NO_RESERVATIONS: Final = "No reservations in the system"
 # The first fields of a record, in scontrol's order; none of them holds text that others than admins write.
@@ -128,7 +127,7 @@ def read_partition(out: str, name: str) -> Partition:
     limit_s = parse_limit_s(match["limit"])
     if limit_s is Special.NOT_SET:
         raise SlurmTextError(f"MaxTime={match['limit']} of partition {name} is not understood")
-    return Partition(limit_s, "" if match["qos"] in {"N/A", "(null)"} else match["qos"])
+    return Partition(limit_s, named(match["qos"]))
 
 
 def read_qos_limits(out: str, names: Sequence[str]) -> tuple[tuple[str, int], ...]:
@@ -151,19 +150,17 @@ def read_reservations(out: str) -> tuple[Reservation, ...]:
     """
     if out.strip() == NO_RESERVATIONS:
         return ()
-    return tuple(_reservations(line for line in out.splitlines() if line.strip()))
-
-
-def _reservations(lines: Iterable[str]) -> Iterable[Reservation]:
-    found = False
-    for line in lines:
-        match = _RESERVATION.fullmatch(line.strip())
-        if match is None:
-            raise SlurmTextError(f"{line[:64]!r} is not a reservation")
-        found = True
-        start_s, end_s = parse_unix_s(match["start"]), parse_unix_s(match["end"])
-        if not isinstance(start_s, int) or not isinstance(end_s, int):
-            raise SlurmTextError(f"the times of reservation {match['name']} are not understood")
-        yield Reservation(match["name"], start_s, end_s, frozenset(expand_nodes(match["nodes"])))
+    found = tuple(_read_reservation(line.strip()) for line in out.splitlines() if line.strip())
     if not found:
         raise SlurmTextError("scontrol told neither reservations nor that there are none")
+    return found
+
+
+def _read_reservation(line: str) -> Reservation:
+    match = _RESERVATION.fullmatch(line)
+    if match is None:
+        raise SlurmTextError(f"{line[:64]!r} is not a reservation")
+    start_s, end_s = parse_unix_s(match["start"]), parse_unix_s(match["end"])
+    if not isinstance(start_s, int) or not isinstance(end_s, int):
+        raise SlurmTextError(f"the times of reservation {match['name']} are not understood")
+    return Reservation(match["name"], start_s, end_s, frozenset(expand_nodes(match["nodes"])))

@@ -10,7 +10,7 @@ from typing import Final
 
 from ClusterShell.NodeSet import NodeSet
 
-from ...slurm.text import SlurmTextError
+from ...slurm.damage import SlurmTextError
 from .commands import path_of, run
 from .finding import Facts, Finding
 from .risks import gpu_orders, site_risks

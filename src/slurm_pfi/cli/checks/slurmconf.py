@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from ...slurm.damage import SlurmTextError
 from ...slurm.gres import GresError, parse_gres
-from ...slurm.text import SlurmTextError, expand_nodes
+from ...slurm.text import expand_nodes
 
 Read = Callable[[str], str | None]
 """Gives the text of an included file, or None when it cannot be read."""
