@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ from slurm_pfi.cli.checks.hooks import (
     timeout_finding,
 )
 from slurm_pfi.cli.hooks.scripts import Hook, Settings, rendered, stub
+from slurm_pfi.slurm.version import Version
 
 from .doctor_texts import only
 
@@ -67,6 +69,15 @@ def test_hooks_that_drain_nodes_fail(tmp_path: Path) -> None:
     beside = hook(tmp_path, f"{tmp_path}/prolog.d/*")
     assert [finding.outcome for finding in beside] == ["fail", "ok"]
     assert "notes.txt is not an executable file" in beside[0].found
+
+
+def test_a_pipe_or_a_loop_of_links_among_hooks_is_not_waited_for(tmp_path: Path) -> None:
+    install(tmp_path / "prolog.d/slurm-pfi-prolog")
+    os.mkfifo(tmp_path / "prolog.d/pipe")
+    (tmp_path / "prolog.d/loop").symlink_to("loop")
+    found = hook(tmp_path, f"{tmp_path}/prolog.d/*")
+    assert [finding.outcome for finding in found] == ["unseen", "fail", "ok"]
+    assert "pipe is not an executable file" in found[1].found
 
 
 def test_a_hook_that_others_may_write_fails(tmp_path: Path) -> None:
@@ -145,9 +156,15 @@ def test_a_folder_of_hooks_that_others_may_write(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("version", "outcome"),
-    [((22, 5), "fail"), ((23, 2), "warn"), (None, "warn"), ((24, 11), "ok"), ((26, 5), "ok")],
+    [
+        (Version(22, 5), "fail"),
+        (Version(23, 2), "warn"),
+        (None, "warn"),
+        (Version(24, 11), "ok"),
+        (Version(26, 5), "ok"),
+    ],
 )
-def test_two_lines_for_one_hook(version: tuple[int, int] | None, outcome: str) -> None:
+def test_two_lines_for_one_hook(version: Version | None, outcome: str) -> None:
     found = repeated_finding("Prolog", ("/site", "/ours"), version)
     assert (found.outcome, "/ours alone" in found.found) == (outcome, outcome != "ok")
 

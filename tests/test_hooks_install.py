@@ -78,6 +78,17 @@ def test_an_older_hook_or_one_with_other_paths_is_renewed_where_it_is(globs: Sit
     assert not (globs.root / "etc/prolog.d/zz-slurm-pfi-prolog").exists(), "two of them would be one too many"
 
 
+def test_a_link_that_leads_nowhere_among_the_hooks_is_the_sites(globs: Site) -> None:
+    for name in ("loop", "gone"):
+        (globs.root / "etc/prolog.d" / name).symlink_to("loop")
+    assert [globs.run(word)[0] for word in ("install", "remove")] == [0, 0]
+    assert sorted(path.name for path in (globs.root / "etc/prolog.d").iterdir()) == [
+        "10-site",
+        "gone",
+        "loop",
+    ]
+
+
 @pytest.mark.parametrize(
     ("pattern", "name"),
     [

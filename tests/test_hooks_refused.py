@@ -39,6 +39,12 @@ def test_a_file_that_is_a_symlink(globs: Site) -> None:
     refused(globs, "zz-slurm-pfi-prolog is a symbolic link")
 
 
+def test_a_folder_that_is_a_link_to_itself(globs: Site) -> None:
+    (globs.root / "etc/loop").symlink_to("loop")
+    globs.configure(f"Prolog={globs.root}/etc/loop/*")
+    refused(globs, "is a symbolic link")
+
+
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
 @pytest.mark.parametrize("where", ["etc/prolog.d", "etc"])
 def test_a_folder_that_others_may_write(globs: Site, where: str, mode: int) -> None:

@@ -10,18 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from ...slurm.version import Version, read_version
+from ..hooks.places import files_of, matches, text_of_script
 from ..hooks.scripts import DEADLINE_S, OURS, Hook, is_current, is_ours, is_stub, settings_of
 from . import commands
 from .finding import Facts, Finding
 
-_LAST_LINE: Final = (22, 5)
-_ALL_LINES: Final = (24, 11)
+_LAST_LINE: Final = Version(22, 5)
+_ALL_LINES: Final = Version(24, 11)
 _ONE_LINE: Final = (
     "write one line with a pattern, or one script that runs both ('slurm-pfi hooks install --wrapper')"
 )
 PLUGIN: Final = "slurm_pfi.so"
 SHORTEST_TIMEOUT_S: Final = 10
-_MOST_BYTES: Final = 256 * 1024
 _SETS_LIMITS: Final = re.compile(
     r"^[^#\n]*\b(?:nvidia-smi\b[^#\n]*\s(?:-pl|--power-limit|-gpp|-r|--gpu-reset)\b|dcgmi\s+config\b[^#\n]*-P\b)",
     re.MULTILINE,
@@ -55,7 +56,7 @@ def hook_findings(
         yield Finding(word, "warn", f"slurm.conf has no {hook}: no run is ever seen", todo)
         return
     for value in values:
-        if is_node and glob.has_magic(value) and not _matching(str(conf_dir / value)):
+        if is_node and glob.has_magic(value) and not matches(str(conf_dir / value)):
             yield Finding(
                 word,
                 "fail",
@@ -71,14 +72,16 @@ def hook_findings(
     damaged = [finding for path in files if (finding := _damage(hook, path, is_node=is_node))]
     yield from damaged
     for path in files:
-        if is_stub(hook, _text(path) or ""):
+        if is_stub(hook, text_of_script(path) or ""):
             todo = f"'slurm-pfi hooks remove' deletes it, 'slurm-pfi hooks install' puts {ours} back"
             yield Finding(
                 word, "warn", f"{path} is what a removal left and does nothing: no run is seen", todo
             )
-    mine = [(path, text) for path in files if (text := _text(path)) is not None and _leads_to(hook, text)]
+    mine = [
+        (path, text) for path in files if (text := text_of_script(path)) is not None and _leads_to(hook, text)
+    ]
     if not mine:
-        unseen = [str(path) for path in files if _text(path) is None]
+        unseen = [str(path) for path in files if text_of_script(path) is None]
         if unseen and not any(finding.outcome == "fail" for finding in damaged):
             yield Finding(
                 word, "unseen", f"cannot be read here: {', '.join(unseen)}", "run doctor on a node as root"
@@ -96,15 +99,7 @@ def hook_findings(
 
 def _files(values: tuple[str, ...], conf_dir: Path) -> list[Path]:
     """All files that slurm.conf's values mean, in the order in which Slurm runs them."""
-    files: list[Path] = []
-    for value in values:
-        files += _matching(str(conf_dir / value)) if glob.has_magic(value) else [conf_dir / value]
-    return files
-
-
-def _matching(pattern: str) -> list[Path]:
-    """The files of a pattern as Slurm finds them, by glob(3); an absolute pattern rules Path.glob out."""
-    return [Path(name) for name in sorted(glob.glob(pattern))]  # noqa: PTH207
+    return [file for value in values for file in files_of(str(conf_dir / value))]
 
 
 def _damage(hook: Hook, path: Path, *, is_node: bool) -> Finding | None:
@@ -131,15 +126,6 @@ def _damage(hook: Hook, path: Path, *, is_node: bool) -> Finding | None:
         text = f"{path} lies on a file system mounted noexec: Slurm drains the node at the next job"
         return Finding(word, "fail", text, "put it elsewhere")
     return None
-
-
-def _text(path: Path) -> str | None:
-    """What the file holds, None when it cannot be read here."""
-    try:
-        with path.open("rb") as file:
-            return file.read(_MOST_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return None
 
 
 def _leads_to(hook: Hook, text: str) -> bool:
@@ -179,27 +165,25 @@ def others(facts: Facts) -> Iterator[Finding]:
         values = tuple(value for value in facts.slurm.values.get(hook.lower(), ()) if value)
         if len(values) > 1:
             yield repeated_finding(hook, values, _slurm_version(facts))
-        files = [(path, _text(path) or "") for path in _files(values, facts.slurm_conf.parent)]
+        files = [(path, text_of_script(path) or "") for path in _files(values, facts.slurm_conf.parent)]
         yield from order_findings(hook, files)
         yield from limit_findings(hook, files)
 
 
-def repeated_finding(hook: Hook, values: tuple[str, ...], version: tuple[int, int] | None) -> Finding:
+def repeated_finding(hook: Hook, values: tuple[str, ...], version: Version | None) -> Finding:
     """Two lines for one hook, as it was seen: 22.05 runs the last alone, 24.11 and 26.05 run all in their order."""
     word, said = hook.lower(), f"slurm.conf has {hook} {len(values)} times"
     if version is not None and version >= _ALL_LINES:
         return Finding(word, "ok", f"{said}, and Slurm runs all of them")
     if version is not None and version <= _LAST_LINE:
-        return Finding(
-            word, "fail", f"{said}: Slurm {version[0]}.{version[1]:02} runs {values[-1]} alone", _ONE_LINE
-        )
+        return Finding(word, "fail", f"{said}: Slurm {version} runs {values[-1]} alone", _ONE_LINE)
     return Finding(word, "warn", f"{said}: older versions of Slurm run {values[-1]} alone", _ONE_LINE)
 
 
-def _slurm_version(facts: Facts) -> tuple[int, int] | None:
+def _slurm_version(facts: Facts) -> Version | None:
     ran = commands.run(facts.config.slurm, "scontrol", "--version")
-    match = None if isinstance(ran, str) else re.search(r"([0-9]{2})\.([0-9]{1,2})", ran.out)
-    return None if match is None else (int(match[1]), int(match[2]))
+    version = None if isinstance(ran, str) else read_version(ran.out)
+    return version if isinstance(version, Version) else None
 
 
 def order_findings(hook: Hook, files: list[tuple[Path, str]]) -> Iterator[Finding]:
@@ -304,7 +288,7 @@ def _plugins(path: Path, depth: int) -> Iterator[tuple[str, str]]:
         if len(words) < 2:
             continue
         if words[0].lower() == "include" and depth < 4:
-            for included in _matching(str(path.parent / words[1])):
+            for included in matches(str(path.parent / words[1])):
                 yield from _plugins(included, depth + 1)
         elif words[0].lower() in ("optional", "required"):
             yield words[0].lower(), words[1]

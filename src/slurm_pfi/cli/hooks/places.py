@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from ..checks.slurmconf import SlurmConf
-from .safe import RefusedError, text_of
-from .scripts import IN_GLOB, OURS, WRAPPERS, Hook, is_ours, is_stub, wrapped_site
+from .safe import RefusedError, real, text_of
+from .scripts import IN_GLOB, OURS, WRAPPERS, Hook, is_ours, is_ours_or_stub, wrapped_site
 
 Kind: TypeAlias = Literal["pattern", "named", "called", "script", "none"]
 
@@ -48,9 +48,7 @@ def place_of(hook: Hook, conf: SlurmConf, conf_dir: Path, folder: Path) -> Place
         in_order = patterns[::-1] if hook == "Prolog" else patterns
         for pattern in in_order:
             for path in matches(pattern):
-                if (text := text_of_script(path)) is not None and (
-                    is_ours(hook, text) or is_stub(hook, text)
-                ):
+                if is_ours_or_stub(hook, text_of_script(path) or ""):
                     return Place(hook, "pattern", path, pattern)
         return Place(hook, "pattern", name_in(hook, in_order[0]), in_order[0])
     if scripts:
@@ -103,14 +101,14 @@ def references(path: Path, confs: Iterable[tuple[str, SlurmConf]], conf_dir: Pat
 
     Not a pattern that lists it by its own name: that finds one file less.
     """
-    entry = (path.name, path.parent.resolve())
+    entry = (path.name, real(path.parent))
     for where, conf in confs:
         for hook in OURS:
             for value in hook_values(hook, conf, conf_dir):
                 for file in files_of(value):
-                    if glob.has_magic(value) and (file.name, file.parent.resolve()) == entry:
+                    if glob.has_magic(value) and (file.name, real(file.parent)) == entry:
                         continue
-                    if file.resolve() == path.resolve():
+                    if real(file) == real(path):
                         yield f"{where} has {hook}={value}" + (
                             f", that is {file}" if str(file) != value else ""
                         )
@@ -121,7 +119,7 @@ def references(path: Path, confs: Iterable[tuple[str, SlurmConf]], conf_dir: Pat
 def text_of_script(path: Path) -> str | None:
     """The text of a site's hook, which may be a symlink; None when it cannot be read."""
     try:
-        return text_of(path.resolve())
+        return text_of(real(path))
     except (RefusedError, OSError):
         return None
 

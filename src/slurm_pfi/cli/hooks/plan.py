@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +11,13 @@ from typing import Final, Literal, TypeAlias
 from ..checks.slurmconf import SlurmConf
 from .places import Place, hook_values, matches, place_of, references, site_script, text_of_script
 from .safe import RefusedError, check_folder, check_runnable, is_right, shared_kind, text_of
-from .scripts import OURS, WRAPPERS, Hook, Settings, is_ours, is_stub, rendered, stub, wrapped_site, wrapper
+from .scripts import OURS, WRAPPERS, Hook, Settings, is_ours_or_stub, rendered, stub, wrapped_site, wrapper
 
 Verb: TypeAlias = Literal["make folder", "make file", "write", "replace", "keep", "neutralise", "remove"]
 
 INSTALLED: Final[tuple[Hook, ...]] = ("Epilog", "Prolog")
 """In this order: whatever a prolog writes there is an epilog to remove."""
 REMOVED: Final[tuple[Hook, ...]] = ("Prolog", "Epilog")
-_MAGIC: Final = frozenset("*?[")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def plan_install(site: Site, settings: Settings, *, wrap: bool) -> Plan:
         raise RefusedError("node.state_dir and node.hook_log must be printable to be written into a script")
     for hook in INSTALLED:
         for value in hook_values(hook, site.conf, site.conf_dir):
-            if set(value) & _MAGIC and Path(value).parent == site.folder:
+            if glob.has_magic(value) and Path(value).parent == site.folder:
                 raise RefusedError(
                     f"--folder {site.folder} is the one of {hook}={value}, which would run whatever lies there as "
                     f"{hook}: name another"
@@ -122,7 +122,7 @@ def _file(hook: Hook, path: Path, data: bytes, why: str) -> Step:
     text = text_of(path)
     if text is None:
         return Step("write", path, why, data)
-    if not (is_ours(hook, text) or is_stub(hook, text) or wrapped_site(hook, text)):
+    if not (is_ours_or_stub(hook, text) or wrapped_site(hook, text)):
         raise RefusedError(f"{path} is there and not ours: move it away first")
     return Step("keep" if is_right(path, data) else "replace", path, why, data)
 
@@ -162,15 +162,13 @@ def plan_remove(site: Site, *, unasked: bool) -> Plan:
 def _patterns(site: Site, hook: Hook) -> list[str]:
     confs = [site.conf, *([site.running] if site.running is not None else [])]
     values = [value for conf in confs for value in hook_values(hook, conf, site.conf_dir)]
-    return [value for value in dict.fromkeys(values) if set(value) & _MAGIC]
+    return [value for value in dict.fromkeys(values) if glob.has_magic(value)]
 
 
 def _from_pattern(site: Site, hook: Hook, pattern: str, *, unasked: bool) -> list[Step]:
     """Slurm lists the files of a pattern and then runs them: one that goes meanwhile drains the node."""
     found = matches(pattern)
-    ours = [
-        path for path in found if (text := text_of_script(path)) is not None and _is_any_of_ours(hook, text)
-    ]
+    ours = [path for path in found if is_ours_or_stub(hook, text_of_script(path) or "")]
     if ours and len(ours) == len(found):
         raise RefusedError(
             f"{hook}={pattern} matches only {', '.join(map(str, ours))}: without it every node drains at its next job. "
@@ -200,7 +198,7 @@ def _unnamed(site: Site, hook: Hook, paths: Iterable[Path], *, unasked: bool) ->
         text = text_of(path)
         if text is None:
             continue
-        if not (_is_any_of_ours(hook, text) or wrapped_site(hook, text)):
+        if not (is_ours_or_stub(hook, text) or wrapped_site(hook, text)):
             raise RefusedError(f"{path} is not ours: move it away yourself")
         check_folder(path.parent)
         _check_unused(site, path, unasked=unasked)
@@ -220,10 +218,6 @@ def _check_unused(site: Site, path: Path, *, unasked: bool) -> None:
         confs.append(("slurmctld, which was not told of the edit yet (scontrol reconfigure),", site.running))
     if users := list(references(path, confs, site.conf_dir)):
         raise RefusedError(f"{path} is still needed: {'; '.join(users)}. Take it out there first")
-
-
-def _is_any_of_ours(hook: Hook, text: str) -> bool:
-    return is_ours(hook, text) or is_stub(hook, text)
 
 
 def changes(steps: Sequence[Step]) -> bool:

@@ -38,12 +38,17 @@ class RefusedError(Exception):
     """What is asked would be unsafe, or would drain a node; the message says why and what to do."""
 
 
+def real(path: Path) -> Path:
+    """Where symlinks lead; a loop of them, at which Path.resolve raises before Python 3.13, to a part of itself."""
+    return Path(os.path.realpath(path))
+
+
 def check_folder(folder: Path) -> None:
     """A folder for hooks, which need not be there yet. Raises RefusedError.
 
     It is no symlink, and nobody but root, or whoever we are, may write it or put another in its place.
     """
-    for path in (folder, *folder.parents, *folder.resolve().parents):
+    for path in (folder, *folder.parents, *real(folder).parents):
         try:
             about = path.lstat()
         except FileNotFoundError:
@@ -113,7 +118,7 @@ def write(path: Path, data: bytes) -> None:
 def shared_kind(path: Path) -> str | None:
     """The kind of the file system where it is one that other hosts may use too. Raises OSError."""
     mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
-    kind = file_system(path.resolve(), mounts)
+    kind = file_system(real(path), mounts)
     return kind if kind in _SHARED or kind.startswith("fuse") else None
 
 

@@ -86,6 +86,11 @@ def is_stub(hook: Hook, text: str) -> bool:
     return f"# {OURS[hook]} {_STUB}" in text
 
 
+def is_ours_or_stub(hook: Hook, text: str) -> bool:
+    """Whether we wrote this file among a site's hooks."""
+    return is_ours(hook, text) or is_stub(hook, text)
+
+
 def wrapper(hook: Hook, site: Path, ours: Path, log_file: str) -> bytes:
     """A hook that runs the site's script and ours; only the site's can fail, as it would without us."""
     its, mine, log = shlex.quote(str(site)), shlex.quote(str(ours)), shlex.quote(log_file)
