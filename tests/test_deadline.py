@@ -11,9 +11,7 @@ from slurm_pfi.controller.deadline import (
     END_SHARE,
     LAST_S,
     LOOSER_BY,
-    MINUTE_S,
     NEAR_END_S,
-    Z95_ONE_SIDED,
     Ahead,
     Deadline,
     Work,
@@ -23,6 +21,8 @@ from slurm_pfi.controller.deadline import (
     needed_s,
     owed_s,
 )
+from slurm_pfi.slurm.numbers import MINUTE_S
+from slurm_pfi.units import Z95_ONE_SIDED
 
 HOUR_S = 3600.0
 

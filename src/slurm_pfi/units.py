@@ -16,6 +16,9 @@ MAX_POWER_MW: Final = 10**13  # 10 GW: more than any site draws, so a larger fig
 Z95: Final = 1.96
 """Standard deviations from the mean to either end of a 95 % interval."""
 
+Z95_ONE_SIDED: Final = 1.645
+"""Standard deviations that one of twenty normal values lies beyond, on one side."""
+
 _POWER: Final = re.compile(r"([+-]?)(\d{1,15}(?:\.\d{1,6})?)\s?([a-zA-Z]*)", re.ASCII)
 _POWER_UNITS: Final = {"W": 10**3, "kW": 10**6, "MW": 10**9}
 _DURATION: Final = re.compile(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..config import Config
 from ..model import GpuReport
+from ..store.limits import ScheduleStep
 from ..units import watts_to_mw
 from .boards import GpuKey
 from .ledger import NS_PER_S, STEP_MARGIN_S, default_worst_mw, missing_gpus_mw, prior_of, worst_by_gpu
@@ -46,6 +47,15 @@ class SiteView:
     def constant_mw(self) -> int:
         """The same of all nodes together."""
         return sum(self.constants_mw.values())
+
+    @property
+    def uncapped_worst_mw(self) -> int:
+        """What the site draws at most with every GPU at its prior limit; a limit of so much or more binds nothing."""
+        return self.uncapped_mw + self.fixed_mw
+
+    def is_bound(self, step: ScheduleStep) -> bool:
+        """Whether a limit is lower than that."""
+        return step.limit_mw is not None and step.limit_mw < self.uncapped_worst_mw
 
 
 def look(state: State, config: Config, now_ns: int, early_s: float = STEP_MARGIN_S) -> SiteView:

@@ -12,9 +12,8 @@ from math import ceil, floor, hypot
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ..model import Frozen
-
-Z95_ONE_SIDED: Final = 1.645
-"""Standard deviations that one of twenty normal values lies beyond, on one side."""
+from ..slurm.numbers import MINUTE_S
+from ..units import Z95_ONE_SIDED
 
 END_SHARE: Final = 0.02
 """Share of the time left that is kept for what a counter does not tell: saving the result, taking the job down."""
@@ -119,8 +118,6 @@ def _pace(work: Work, sds: float) -> float:
 
 
 # --------------------------------------------------------------------------------------------- time given back
-
-MINUTE_S: Final = 60
 
 NEAR_END_S: Final = 600.0
 """So near to its end a run gets every minute that it has lost; Slurm's time limits count in minutes."""

@@ -44,7 +44,7 @@ def plan_cycle(
         )
     )
     site = look(state, config, now_ns, _early_s(state, config, now_unix_s))
-    binding = [_binds(step, site) for step in steps]
+    binding = [site.is_bound(step) for step in steps]
     ids = binding_ids(state.limits, now_unix_s, config.times.response_s) if binding[0] else ()
     held = _rebound(state, config, science, site, now_ns, window=binding[0])
     if held is not None and not (binding[0] and (steps[0].limit_mw or 0) < held.limit_mw):
@@ -76,11 +76,6 @@ def _early_s(state: State, config: Config, now_unix_s: float) -> float:
     then = schedule(state.limits, now_unix_s + response_s, horizon_s=0.0, lead_s=0.0)[0]
     ends = then.limit_mw is None and config.times.rebound_s == 0
     return STEP_MARGIN_S if state.off or ends else response_s
-
-
-def _binds(step: ScheduleStep, site: SiteView) -> bool:
-    """Whether a limit is lower than what the site could draw with every GPU at its prior limit."""
-    return step.limit_mw is not None and step.limit_mw < site.uncapped_mw + site.fixed_mw
 
 
 # ------------------------------------------------------------------------------------------------ no window
@@ -348,11 +343,11 @@ def _steps_ahead(
     ahead: list[CapsStep] = []
     last = first
     knowledge = science.knowledge(state)
-    binding = any(_binds(step, site) for step in steps[1:])
+    binding = any(site.is_bound(step) for step in steps[1:])
     asking = candidates(state, config, science, site) if binding else ()
     unreached = unreached_caps(state, config, science, site) if binding else {}
     for step in steps[1:]:
-        if not _binds(step, site):
+        if not site.is_bound(step):
             if last.parked:
                 last = CapsStep(step.starts_in_s, {}, parked=False)
                 ahead.append(last)

@@ -104,18 +104,17 @@ def hold(
     state: State, config: Config, site: SiteView, asking: tuple[Candidate, ...], now_ns: int
 ) -> Hold | None:
     """The rebound that is under way, or that begins because a window has just ended; None when nothing is held."""
-    uncapped_mw = site.uncapped_mw + site.fixed_mw
     before_mw = _before_mw(state, config, site)
     rebound = state.rebound
     if rebound is None:
-        rebound = _begin(state, config, site, asking, before_mw, uncapped_mw, now_ns)
+        rebound = _begin(state, config, site, asking, before_mw, site.uncapped_worst_mw, now_ns)
     if now_ns >= rebound.ends_ns:
         return None
     floors_mw = {one.members: None if rebound.inherited else one.demand.floor_mw for one in asking}
     asking = tuple(_kept(one, rebound) for one in asking)
     least_mw = max(_floors_mw(asking, site), _left_mw(rebound, site))
-    level_mw = _level_mw(rebound, config, before_mw, uncapped_mw, now_ns)
-    if level_mw >= uncapped_mw:
+    level_mw = _level_mw(rebound, config, before_mw, site.uncapped_worst_mw, now_ns)
+    if level_mw >= site.uncapped_worst_mw:
         return None
     return Hold(rebound, asking, max(least_mw, level_mw), before_mw, least_mw, floors_mw)
 

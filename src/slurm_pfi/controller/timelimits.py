@@ -145,14 +145,13 @@ def _capped_spans(state: State, config: Config, now_ns: int, now_unix_s: float) 
     if not state.limits_known:
         return ((0.0, math.inf),)
     site = look(state, config, now_ns)
-    worst_mw = site.uncapped_mw + site.fixed_mw
     times = config.times
     steps = schedule(state.limits, now_unix_s, horizon_s=times.max_hold_s, lead_s=times.response_s)
     ends = [step.starts_in_s for step in steps[1:]] + [math.inf]
     found = [
         (step.starts_in_s, end_s + times.rebound_s)
         for step, end_s in zip(steps, ends, strict=True)
-        if step.limit_mw is not None and step.limit_mw < worst_mw
+        if site.is_bound(step)
     ]
     if state.rebound is not None:
         found.append((0.0, (state.rebound.ends_ns - now_ns) / NS_PER_S))

@@ -9,7 +9,7 @@ from ..model import Limit
 from ..store.limits import schedule
 from .budget import SiteView, look
 from .ledger import NS_PER_S
-from .runs import run_gpus
+from .runs import run_gpus, uids
 from .state import NodeView, RunView, State
 
 
@@ -52,7 +52,7 @@ def site_view(state: State, config: Config, now_ns: int, now_unix_s: float | Non
             "gpus_mw": gpus_mw,
             "overhead_mw": site.fixed_mw,
             "site_mw": None if gpus_mw is None else gpus_mw + site.fixed_mw,
-            "uncapped_worst_mw": site.uncapped_mw + site.fixed_mw,
+            "uncapped_worst_mw": site.uncapped_worst_mw,
         },
         "runs": {phase: phases.count(phase) for phase in sorted(set(phases))},
         "nodes": [node_view(node, config, now_ns) for node in state.nodes.values()],
@@ -69,10 +69,9 @@ def _until(
     if now_unix_s is None:
         return {"class": None, "ends_in_s": None}
     steps = schedule(state.limits, now_unix_s, horizon_s=config.times.max_hold_s, lead_s=0.0)
-    worst_mw = site.uncapped_mw + site.fixed_mw
     first = steps[0]
     emergency = first.emergency_mw is not None and first.emergency_mw == first.limit_mw
-    free = (step.starts_in_s for step in steps if step.limit_mw is None or step.limit_mw >= worst_mw)
+    free = (step.starts_in_s for step in steps if not site.is_bound(step))
     return {"class": "emergency" if emergency else "economic", "ends_in_s": next(free, None)}
 
 
@@ -153,12 +152,7 @@ def uid_of(view: RunView, state: State) -> int | None:
     """Whose run it is, by Slurm's own word, before that by its node's; None while nobody has said it."""
     if view.job is not None:
         return view.job.user_id
-    for name in view.gpus:
-        report = state.nodes[name].report
-        for run in () if report is None else report.runs:
-            if run.run == view.run:
-                return run.uid
-    return None
+    return next(iter(uids(state, view).values()), None)
 
 
 def limit_view(limit: Limit) -> dict[str, Any]:

@@ -88,13 +88,8 @@ class SlurmCommands:
 
     async def admin_comment(self, job_id: int) -> AdminComment | JobGone | Unavailable:
         """See SlurmBackend."""
-        rows = await self._squeue(_COMMENT_FIELDS, job_id)
-        if not isinstance(rows, list):
-            return rows
-        for row in rows:
-            if row["JobID"] == str(job_id).encode():
-                return _read_comment(row)
-        return _absent(job_id)
+        row = await self._own_row(_COMMENT_FIELDS, job_id)
+        return _read_comment(row) if isinstance(row, dict) else row
 
     async def confirms_comment(self, job_spec: str, text: str) -> bool | JobGone | Unavailable:
         """See SlurmBackend. ``scontrol show job`` prints the field as it is; up to 24.11 a blank ends its line."""
@@ -123,16 +118,10 @@ class SlurmCommands:
 
     async def room(self, job: JobInfo) -> Room | JobGone | Unavailable:
         """See TimeLimitBackend."""
-        rows = await self._squeue(("JobID", "Reservation"), job.job_id)
-        if not isinstance(rows, list):
-            return rows
-        own = [
-            row["Reservation"].decode("utf-8", "backslashreplace")
-            for row in rows
-            if row["JobID"] == str(job.job_id).encode()  # of an array's leader squeue shows every task
-        ]
-        if len(own) != 1:
-            return _absent(job.job_id)
+        row = await self._own_row(("JobID", "Reservation"), job.job_id)
+        if not isinstance(row, dict):
+            return row
+        own = named(row["Reservation"].decode("utf-8", "backslashreplace"))
         try:
             partition = read_partition(
                 await self._told("scontrol", "--all", "--oneliner", "show", "partition", job.partition),
@@ -155,7 +144,7 @@ class SlurmCommands:
             qos = read_qos_limits(await self._told(*asked, "format=name,maxwall"), names) if names else ()
         except SlurmTextError as error:
             return Unavailable(f"what bounds the time limit of job {job.spec} is not known: {error}")
-        return Room(partition_s=partition.limit_s, reservations=reservations, own=named(own[0]), qos=qos)
+        return Room(partition_s=partition.limit_s, reservations=reservations, own=own, qos=qos)
 
     async def _told(self, *words: str) -> str:
         """What a command told. Raises SlurmTextError where it gave no answer, or complained."""
@@ -190,6 +179,15 @@ class SlurmCommands:
         if not all(re.fullmatch(r"[a-z]+", word) for word in words):
             return Unavailable(f"PrivateData={','.join(words)[:80]!r} is not understood")
         return frozenset(words) - {"none"}
+
+    async def _own_row(
+        self, fields: tuple[str, ...], job_id: int
+    ) -> dict[str, bytes] | JobGone | Unavailable:
+        """The row of this very job: of an array's leader squeue shows every task."""
+        rows = await self._squeue(fields, job_id)
+        if not isinstance(rows, list):
+            return rows
+        return next((row for row in rows if row["JobID"] == str(job_id).encode()), _absent(job_id))
 
     async def _squeue(
         self, fields: tuple[str, ...], job_id: int | None

@@ -58,11 +58,6 @@ class Basis:
     draws_mw: dict[GpuKey, int]
     standing: Standing
 
-    @property
-    def worst_mw(self) -> int:
-        """What the site draws at most without caps; a limit above it binds nothing."""
-        return self.site.uncapped_mw + self.site.fixed_mw
-
     def shares(self, limit_mw: int, policy: Policy | None = None, *, emergency: bool = False) -> Shares:
         """What this limit alone would give each run."""
         step = ScheduleStep(0.0, limit_mw, limit_mw if emergency else None)
@@ -101,9 +96,9 @@ def what_if(state: State, config: Config, science: Science, target: Target, now_
     else:
         less_mw = round(total_mw * (target.share or 0.0))
     limit_mw = max(0, total_mw - less_mw)
-    binds = limit_mw < basis.worst_mw
+    binds = limit_mw < basis.site.uncapped_worst_mw
     # A limit that opens no window leaves every cap where it is.
-    shares = basis.shares(limit_mw if binds else basis.worst_mw, emergency=target.emergency)
+    shares = basis.shares(limit_mw if binds else basis.site.uncapped_worst_mw, emergency=target.emergency)
     missing_mw = shares.shortfall_mw + max(0, less_mw - total_mw) if binds else 0
     emergency_mw = None
     if missing_mw and not target.emergency:
@@ -117,9 +112,9 @@ def what_if(state: State, config: Config, science: Science, target: Target, now_
         asked_less_mw=less_mw,
         uncapped=basis.uncapped,
         uncapped_mw=total_mw,
-        worst_mw=basis.worst_mw,
+        worst_mw=basis.site.uncapped_worst_mw,
         binds=binds,
-        feasible=not missing_mw and basis.worst_mw > 0,
+        feasible=not missing_mw and basis.site.uncapped_worst_mw > 0,
         shortfall_mw=missing_mw,
         least_limit_mw=limit_mw + shares.shortfall_mw
         if missing_mw

@@ -21,7 +21,7 @@ from ...elasticity.curve import FloatArray
 from ...elasticity.evidence import LEAST_BASELINE_SD
 from ...model import Frozen
 from ...slurm.backend import JobInfo, Special
-from ...units import MW_PER_W
+from ...units import MW_PER_W, Z95_ONE_SIDED
 from ..science import Science
 from ..state import State
 from .forecast import Basis, Cut, cut_of, least_limit_mw, look_at, total_loss
@@ -29,7 +29,6 @@ from .forecast_values import Estimate, Standing, UncappedDraw
 
 STEPS_PERCENT: Final = (0.5, 1.0, 2.0, 2.5, 5.0, 10.0, 20.0)
 MOST_LEVELS: Final = 10
-SDS_ONE_SIDED_95: Final = 1.645
 ROUNDING: Final = 1e-9
 DIGITS: Final = 9
 """Of the shares in the supply curve: a large site has tens of thousands of steps."""
@@ -152,7 +151,7 @@ def _level(
     measured = np.array([basis.knowledge.is_learned(run) for run in runs], dtype=bool)
     sd = np.array([LEAST_BASELINE_SD[source] for source in sources], dtype=np.float64)
     # Errors of baselines may be one error: they add up here and do not average out.
-    sure_mw = np.maximum(given_mw - SDS_ONE_SIDED_95 * sd * made.gpus * made.draw_mw, 0.0)
+    sure_mw = np.maximum(given_mw - Z95_ONE_SIDED * sd * made.gpus * made.draw_mw, 0.0)
     need_w = float(given_mw.sum()) / MW_PER_W
     step = curve.next_step(min(need_w, curve.most))
     whole = float(made.gpus.sum())

@@ -163,10 +163,9 @@ class Orders:
             return "nothing is enforced: 'slurm-pfi off' was said; 'slurm-pfi on' ends that"
         ahead = order.start_unix_s is not None and order.start_unix_s > now_s
         site = look(state, config, time.monotonic_ns())
-        worst_mw = site.uncapped_mw + site.fixed_mw
-        if order.limit_mw >= worst_mw:
+        if order.limit_mw >= site.uncapped_worst_mw:
             binds = "it would bind nothing" if ahead else "it binds nothing"
-            return f"{binds}: the site as it is now draws at most {format_power(worst_mw)} without caps"
+            return f"{binds}: the site as it is now draws at most {format_power(site.uncapped_worst_mw)} without caps"
         asking = candidates(state, config, science, site)
 
         def shares(*, emergency: bool) -> Shares:
