@@ -35,9 +35,10 @@ TAG = Tag(
 )
 
 
-def line_of(**changes: Any) -> str:
+def line_of(*, simulated: bool = False, **changes: Any) -> str:
     view = RunView(run=RUN, first_seen_ns=0, job=msgspec_job(RUN, ("n1",)))
-    return job_line(msgspec.structs.replace(view, tag_text=format_tag(replace(TAG, **changes))))
+    view = msgspec.structs.replace(view, tag_text=format_tag(replace(TAG, **changes)))
+    return job_line(view, simulated=simulated)
 
 
 def test_a_capped_job_is_told_what_is_known_and_no_more() -> None:
@@ -52,7 +53,8 @@ def test_a_capped_job_is_told_what_is_known_and_no_more() -> None:
     assert "Wh" not in unknown
     assert "took 12 Wh more;" in line_of(energy_wh=12)
     assert line_of(capped_s=0.0) == ""
-    assert job_line(RunView(run=RUN, first_seen_ns=0)) == ""
+    assert job_line(RunView(run=RUN, first_seen_ns=0), simulated=False) == ""
+    assert "and saved 840 Wh (simulated GPUs); as of " in line_of(simulated=True)
     assert all(" " <= sign <= "~" for sign in told)
     assert len(told) <= 300
 

@@ -89,9 +89,7 @@ def dispatch(
             steps=_node_steps(node, runs, config, steps),
             priors={gpu.uuid: node.priors[gpu.uuid] for gpu in report.gpus if gpu.uuid in node.priors},
             gone=tuple(sorted(view.run for view in runs if view.phase == "gone")),
-            lines={str(view.run): line for view in runs if (line := job_line(view))}
-            if config.tag.job_line
-            else {},
+            lines=_lines(runs, config) if config.tag.job_line else {},
         )
         if not _is_due(node, plan, now_ns):
             continue
@@ -101,6 +99,11 @@ def dispatch(
         actions.append(Audit(event="plan_sent", fields=_told(plan)))
         actions.append(SendPlan(plan=plan))
     return msgspec.structs.replace(state, nodes=nodes, next_seq=seq), actions
+
+
+def _lines(runs: list[RunView], config: Config) -> dict[str, str]:
+    told = ((str(view.run), job_line(view, simulated=config.simulated)) for view in runs)
+    return {run: line for run, line in told if line}
 
 
 def _node_steps(
@@ -176,9 +179,7 @@ def _is_due(node: NodeView, plan: Plan, now_ns: int) -> bool:
 def _says_the_same(old: Plan, new: Plan, age_s: float) -> bool:
     if (old.id.epoch, old.mode, old.priors, old.gone) != (new.id.epoch, new.mode, new.priors, new.gone):
         return False
-    if old.lines != new.lines:
-        return False
-    if len(old.steps) != len(new.steps):
+    if old.lines != new.lines or len(old.steps) != len(new.steps):
         return False
     for before, after in zip(old.steps, new.steps, strict=True):
         if (before.park_cap_mw, before.caps, before.lease) != (after.park_cap_mw, after.caps, after.lease):

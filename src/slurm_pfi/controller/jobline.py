@@ -8,13 +8,17 @@ from ..slurm.tag import Tag, capped_text, find_tag
 from .state import RunView
 
 
-def job_line(view: RunView) -> str:
-    """What caps have cost the run, as its tag has it; empty for a run that no cap has held down. ASCII."""
+def job_line(view: RunView, *, simulated: bool) -> str:
+    """What caps have cost the run, as its tag has it; empty for a run that no cap has held down. ASCII.
+
+    ``simulated``: the GPUs are, so that no figure was measured on hardware.
+    """
     tag = find_tag(view.tag_text)
     if tag is None or tag.capped_s <= 0:
         return ""
-    spec = str(view.run.job_id) if view.job is None else view.job.spec
-    return f"{_cost(tag)}; as of {datetime.fromtimestamp(tag.at_unix_s, UTC):%H:%M} UTC, more: slurm-pfi job {spec}"
+    at = f"{datetime.fromtimestamp(tag.at_unix_s, UTC):%H:%M} UTC"
+    gpus = " (simulated GPUs)" if simulated else ""
+    return f"{_cost(tag)}{gpus}; as of {at}, more: slurm-pfi job {view.spec}"
 
 
 def _cost(tag: Tag) -> str:
