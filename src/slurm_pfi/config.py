@@ -204,18 +204,12 @@ def load_config(path: Path) -> Config:
 
 def _check(config: Config, origin: str) -> None:
     """What types alone cannot say."""
-    try:
-        parse_flex(config.policy.default_flex, site_default=config.policy.default_flex)
-    except FlexError as error:
-        raise ConfigError(
-            f"{origin}: policy.default_flex = {config.policy.default_flex!r}: {error}"
-        ) from error
-    try:
-        parse_flex(config.policy.time_limit_flex, site_default=config.policy.default_flex)
-    except FlexError as error:
-        raise ConfigError(
-            f"{origin}: policy.time_limit_flex = {config.policy.time_limit_flex!r}: {error}"
-        ) from error
+    for field in ("default_flex", "time_limit_flex"):
+        word = getattr(config.policy, field)
+        try:
+            parse_flex(word, site_default=config.policy.default_flex)
+        except FlexError as error:
+            raise ConfigError(f"{origin}: policy.{field} = {word!r}: {error}") from error
     if config.policy.default_flex == "none":
         raise ConfigError(
             f"{origin}: policy.default_flex = 'none': a site where no job gives power needs no limit"

@@ -248,7 +248,7 @@ class Agent:
                 self._log.warning("job file ignored", name=name, why=why)
         self._ignored = ignored
         self._progress.expect(files)
-        self._present = frozenset(f"{file.job_id}.{file.restart}" for file in files)
+        self._present = frozenset(file.name for file in files)
         self._lines.forget(self._present)
         self.runtime.feed(FaultChanged(what="jobs", text=""))
         self.runtime.feed(JobFilesRead(files=files))

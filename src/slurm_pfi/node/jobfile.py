@@ -33,6 +33,11 @@ class JobFile:
     gpus: tuple[int, ...]
     flex: str
 
+    @property
+    def name(self) -> str:
+        """What the file is called, and other files of its run."""
+        return f"{self.job_id}.{self.restart}"
+
 
 class JobFileError(ValueError):
     """A file in the job folder that is no job file; the message says why."""

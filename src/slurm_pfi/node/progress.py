@@ -95,15 +95,14 @@ class ProgressTable:
 
     def take(self, run: RunKey, said: Said, now_s: float) -> None:
         """Take one report of a run that is expected. A counter that falls, or another unit, begins anew."""
-        counter, unit, _ = said
         if run not in self._users:
             return
         known = self._counters.get(run)
-        if known is None or known.unit != unit or counter < known.value:
-            known = self._counters[run] = _Counter(unit=unit, value=counter, at_s=now_s)
-        known.value, known.at_s, known.total = counter, now_s, said.total
+        if known is None or known.unit != said.unit or said.counter < known.value:
+            known = self._counters[run] = _Counter(unit=said.unit, value=said.counter, at_s=now_s)
+        known.value, known.at_s, known.total = said.counter, now_s, said.total
         if not known.kept or now_s - known.kept[-1][0] >= _APART_S:
-            known.kept.append((now_s, counter))
+            known.kept.append((now_s, said.counter))
         while now_s - known.kept[0][0] > _KEEP_S and len(known.kept) > 2:
             known.kept.popleft()
 
