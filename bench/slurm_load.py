@@ -12,7 +12,6 @@ stand beside both. ``memory``: 10,000 reads of single jobs through the controlle
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -23,12 +22,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from testbed.cluster_files import REPO, ClusterError, slurm_version
+from testbed.cluster_files import REPO, ClusterError, slurm_release
 from testbed.processes import wait_until
 from testbed.site import Site, SiteOptions, sleep_until
 
 from . import sdiag
 from .plain_slurm import set_scheduler
+from .results import tell, wants_quick
 from .slurm_reads import rss_kib
 
 TRAIN: Final = "L70 FT nc"
@@ -238,7 +238,7 @@ def measure(size: Size) -> dict[str, Any]:
         "window_ratio": window["ratio"],
         "window_tag_writes": window["tag_writes"]["count"],
         "bytes_per_read": found["bytes_per_read"],
-        "slurm": ".".join(f"{number:02}" for number in slurm_version()),
+        "slurm": slurm_release(),
         "nodes": size.nodes,
         "running": size.running,
         "queued": size.queued,
@@ -269,21 +269,12 @@ def table(result: dict[str, Any]) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(prog="python -m bench.slurm_load")
-    parser.add_argument(
-        "--quick", action="store_true", help="small and short: whether it works, not what it costs"
-    )
-    quick = parser.parse_args(argv).quick
+    quick = wants_quick("slurm_load", argv)
     if os.getuid() != 0:
         raise SystemExit(
             "start this as root: sdiag tells calls apart by user, so controller and poller must differ"
         )
-    result = {**measure(QUICK if quick else FULL), "quick": quick}
-    target = REPO / ("build/bench/quick" if quick else "build/bench") / "slurm_load.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(result, indent=2) + "\n")
-    print(table(result))
-    print(f"written to {target.relative_to(REPO)}")
+    tell("slurm_load", measure(QUICK if quick else FULL), table, quick=quick)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ first_raise    in a window, from the agent's first sight of a run to the first c
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import re
@@ -30,13 +29,14 @@ from typing import Any, Final
 
 from testbed import gpus
 from testbed.cluster import Cluster
-from testbed.cluster_files import REPO, ClusterError, slurm_version
+from testbed.cluster_files import ClusterError, slurm_release
 from testbed.processes import wait_until
 from testbed.site import Site, SiteOptions
 
 from . import hook_times
 from .intervals import interval, told
 from .plain_slurm import PlainSlurm
+from .results import tell, wants_quick
 
 TRAIN: Final = "L70 FT nc"
 NODES: Final = 2
@@ -243,7 +243,7 @@ def measure(size: Size) -> dict[str, Any]:
         "together_ratio": together["ratio"],
         "first_kernel_later_ms": first_kernel["since_allocation"]["hooks_later"]["ms"],
         "first_raise_max_s": first_raise["since_seen_s"]["max"],
-        "slurm": ".".join(f"{number:02}" for number in slurm_version()),
+        "slurm": slurm_release(),
         "nodes": NODES,
         "gpus_per_node": GPUS,
         "hooks": hooks,
@@ -288,17 +288,8 @@ def table(result: dict[str, Any]) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(prog="python -m bench.start_latency")
-    parser.add_argument(
-        "--quick", action="store_true", help="a few of each: whether it works, not what it costs"
-    )
-    quick = parser.parse_args(argv).quick
-    result = {**measure(QUICK if quick else FULL), "quick": quick}
-    target = REPO / ("build/bench/quick" if quick else "build/bench") / "start_latency.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(result, indent=2) + "\n")
-    print(table(result))
-    print(f"written to {target.relative_to(REPO)}")
+    quick = wants_quick("start_latency", argv)
+    tell("start_latency", measure(QUICK if quick else FULL), table, quick=quick)
 
 
 if __name__ == "__main__":

@@ -172,6 +172,12 @@ def slurm_version() -> tuple[int, int]:
     return int(match.group(1)), int(match.group(2))
 
 
+def slurm_release() -> str:
+    """``22.05``, as Slurm writes it."""
+    major, minor = slurm_version()
+    return f"{major:02}.{minor:02}"
+
+
 def find_ports(count: int) -> list[int]:
     """Ports free on loopback, below the range from which the kernel lends ports for outgoing connections."""
     lowest_lent = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
@@ -265,7 +271,7 @@ def _plugstack(layout: Layout, options: ClusterOptions) -> str:
     if not options.plugin:
         return ""
     # A plugin fits one release of Slurm alone.
-    build = REPO / "build/spank" / ".".join(f"{number:02}" for number in slurm_version())
+    build = REPO / "build/spank" / slurm_release()
     built = subprocess.run(
         [find_program("make"), "--no-print-directory", "-C", str(REPO / "spank"), f"BUILD={build}"],
         capture_output=True,

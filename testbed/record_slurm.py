@@ -27,7 +27,7 @@ from typing import Any, Final
 from slurm_pfi.slurm.squeue import squeue_words
 
 from .cluster import REPO, Cluster, ClusterOptions, wait_until
-from .cluster_files import slurm_version
+from .cluster_files import slurm_release, slurm_version
 
 DATA: Final = REPO / "tests" / "data" / "slurm"
 NOW_UNIX_S: Final = 1_767_225_600  # 2026-01-01T00:00:00Z
@@ -170,13 +170,12 @@ def main() -> int:
     )
     parser.add_argument("--into", type=Path, default=DATA, help="below it a folder by the release is made")
     into: Path = parser.parse_args().into
-    release = ".".join(f"{number:02}" for number in slurm_version())
     options = ClusterOptions(
         nodes=3, gpus_per_node=8, hooks=False, plugin=False, accounting=True, partitions=("main",)
     )
     with Cluster(options) as cluster:
         jobs = submit_jobs(cluster)
-        folder = into / release
+        folder = into / slurm_release()
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         recorder = Recorder(cluster, folder)

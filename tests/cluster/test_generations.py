@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_pfi.slurm.tag import find_tag
-from testbed.cluster_files import slurm_version
+from testbed.cluster_files import slurm_release
 from testbed.site import Site
 
 from ..site_fixture import (
@@ -29,8 +29,7 @@ SITE_OPTIONS = small_site(accounting=True, times={"response_s": 3, "tag_refresh_
 
 
 def test_a_job_from_its_flag_to_what_the_accounting_keeps_of_it(site: Site, tmp_path: Path) -> None:
-    release = ".".join(f"{number:02}" for number in slurm_version())
-    print(f"Slurm {release}")  # noqa: T201
+    print(f"Slurm {slurm_release()}")  # noqa: T201
     asked = {"flexible": "high", "careful": "5%"}
     jobs = {
         name: site.submit(TRAIN, gpus=2, flex=flex, where="n2" if name == "flexible" else "n1")
