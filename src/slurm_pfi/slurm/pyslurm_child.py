@@ -10,11 +10,11 @@ import importlib
 import os
 import pwd
 import sys
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
-from .pyslurm_jobs import LENGTH_BYTES, Answer, Hello, Question, Record
+from .pyslurm_jobs import LENGTH_BYTES, Answer, Hello, Question, Record, packed
 
 
 def main() -> None:
@@ -23,10 +23,10 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     pyslurm, hello = _load()
-    _send(out, hello)
+    out.write(packed(hello))
     while not hello.why and (head := sys.stdin.buffer.read(LENGTH_BYTES)):
         question = msgspec.json.decode(sys.stdin.buffer.read(int.from_bytes(head)), type=Question)
-        _send(out, _ask(pyslurm, question.job_id))
+        out.write(packed(_ask(pyslurm, question.job_id)))
 
 
 def _load() -> tuple[Any, Hello]:
@@ -67,11 +67,6 @@ def _record(job: dict[str, Any]) -> Record:
     except KeyError:
         name = str(user_id)
     return msgspec.convert({**job, "user_name": name}, Record)
-
-
-def _send(out: BinaryIO, message: Hello | Answer) -> None:
-    data = msgspec.json.encode(message)
-    out.write(len(data).to_bytes(LENGTH_BYTES) + data)
 
 
 if __name__ == "__main__":

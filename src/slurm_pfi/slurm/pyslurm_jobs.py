@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from ..model import Frozen
 from .backend import JobInfo, Span, Special
 from .damage import SlurmTextError
@@ -68,6 +70,12 @@ class Answer(Frozen, frozen=True, kw_only=True):
     why: str = ""
     errno: int = 0
     unable: bool = False
+
+
+def packed(message: Hello | Question | Answer) -> bytes:
+    """A message as it goes through a pipe."""
+    data = msgspec.json.encode(message)
+    return len(data).to_bytes(LENGTH_BYTES) + data
 
 
 def is_lossy(record: Record) -> bool:

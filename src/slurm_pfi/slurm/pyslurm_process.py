@@ -13,7 +13,7 @@ import msgspec
 
 from .backend import JobGone, JobInfo, Unavailable
 from .damage import SlurmTextError
-from .pyslurm_jobs import INVALID_JOB_ID, LENGTH_BYTES, Answer, Hello, Question, is_lossy, read_record
+from .pyslurm_jobs import INVALID_JOB_ID, LENGTH_BYTES, Answer, Hello, Question, is_lossy, packed, read_record
 from .version import Probed, UnknownVersion, read_pyslurm_version
 
 READS_PER_PROCESS: Final = 1000
@@ -123,8 +123,7 @@ class PyslurmProcess:
         try:
             async with asyncio.timeout(self._timeout_s):
                 if question is not None:
-                    data = msgspec.json.encode(question)
-                    process.stdin.write(len(data).to_bytes(LENGTH_BYTES) + data)
+                    process.stdin.write(packed(question))
                     await process.stdin.drain()
                 head = await process.stdout.readexactly(LENGTH_BYTES)
                 said = await process.stdout.readexactly(int.from_bytes(head))

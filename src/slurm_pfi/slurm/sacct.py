@@ -125,7 +125,7 @@ def _s(at: Span) -> int:
     return at if isinstance(at, int) else 0
 
 
-def _read_run(cell: dict[str, str], comment: str) -> TaggedRun | None:
+def _read_run(cell: dict[str, str]) -> TaggedRun | None:
     if _WAITING_TASKS.fullmatch(cell["JobID"]):
         return None
     match = _JOB.fullmatch(cell["JobID"])
@@ -152,5 +152,5 @@ def _read_run(cell: dict[str, str], comment: str) -> TaggedRun | None:
         end_unix_s=parse_unix_s(cell["End"]),
         nodes=expand_nodes(cell["NodeList"]),
         gpus=count_gpus(cell["AllocTRES"]) if cell["AllocTRES"] else None,
-        admin_comment=comment,
+        admin_comment=cell["AdminComment"],
     )

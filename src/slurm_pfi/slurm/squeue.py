@@ -46,16 +46,19 @@ def new_end() -> str:
     return f"<{secrets.token_hex(8)}>"
 
 
-def layout(fields: Iterable[str], end: str) -> str:
-    """These fields for ``--Format``, with ``end`` after each."""
-    return ",".join(f"{field}:{end}" for field in fields)
+def squeue_line(which: Iterable[str], end: str, fields: Iterable[str]) -> list[str]:
+    """The command line that asks for these fields with ``end`` after each. No SQUEUE_* may be set.
+
+    ``which``: squeue's options that choose jobs.
+    """
+    shown = ",".join(f"{field}:{end}" for field in fields)
+    return ["squeue", "--noheader", "--local", "--all", *which, "--Format", shown]
 
 
 def squeue_words(job_id: int | None, end: str, fields: tuple[str, ...] = FIELDS) -> list[str]:
-    """The command line that asks for one job, or for all, with ``end`` after each field. No SQUEUE_* may be set."""
+    """The same for one job in whatever state, or for all that slurmctld remembers."""
     one = () if job_id is None else ("--jobs", str(job_id))
-    shown = layout(fields, end)
-    return ["squeue", "--noheader", "--local", "--all", "--states=all", *one, "--Format", shown]
+    return squeue_line(("--states=all", *one), end, fields)
 
 
 def split_rows(out: bytes, fields: tuple[str, ...], end: bytes) -> list[dict[str, bytes]]:

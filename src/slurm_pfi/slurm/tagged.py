@@ -14,13 +14,13 @@ from typing import Final, Literal, TypeAlias
 
 from .backend import HOLDS_NODES, JobGone, Span, Unavailable
 from .damage import SlurmTextError
-from .squeue import NO_SUCH_JOB, UNSET, layout, new_end, split_rows
+from .squeue import NO_SUCH_JOB, UNSET, new_end, split_rows, squeue_line
 from .text import expand_nodes, named, parse_count, parse_job_id, parse_state, parse_unix_s
 from .tres import count_gpus
 
 Source: TypeAlias = Literal["squeue", "sacct"]
-ReadRow: TypeAlias = "Callable[[dict[str, str], str], TaggedRun | None]"
-"""A row's fields and its AdminComment as a run; None for what is none. Raises SlurmTextError."""
+ReadRow: TypeAlias = "Callable[[dict[str, str]], TaggedRun | None]"
+"""A row's fields as a run; None for what is none. Raises SlurmTextError."""
 
 # States of a job that is not over (slurm.h, job_states and job state flags; EXPEDITING since 25.11).
 _GOES_ON: Final = HOLDS_NODES | {
@@ -51,6 +51,7 @@ _FIELDS: Final = (
     "tres-alloc",
     "admin_comment",
 )
+_COMMENTS: Final = ("admin_comment", "AdminComment")  # as squeue and as sacct call it
 _KEPT: Final = ("PATH", "HOME", "SLURM_CONF", "SLURM_JWT")
 
 
@@ -163,7 +164,7 @@ def queue(commands: UserCommands, *, mine: bool) -> tuple[TaggedRun, ...] | Unav
 
 def _squeue(commands: UserCommands, *which: str) -> tuple[TaggedRun, ...] | Unavailable:
     end = new_end()
-    out = commands.run("squeue", "--noheader", "--local", "--all", *which, "--Format", layout(_FIELDS, end))
+    out = commands.run(*squeue_line(which, end, _FIELDS))
     if isinstance(out, Unavailable):
         return out
     return read_runs(out, _FIELDS, end, _read_queued, "squeue")
@@ -180,12 +181,12 @@ def read_runs(
         return Unavailable(f"{command}'s answer is not understood: {error}")
     for row in rows:
         # What is compared with nothing but shown is kept readable; the AdminComment byte for byte.
-        cell = {name: text.decode("utf-8", "backslashreplace") for name, text in row.items()}
-        comment = next(
-            (text for name, text in row.items() if name.lower().replace("_", "") == "admincomment"), b""
-        )
+        cell = {
+            name: text.decode("utf-8", "surrogateescape" if name in _COMMENTS else "backslashreplace")
+            for name, text in row.items()
+        }
         try:
-            run = read(cell, comment.decode("utf-8", "surrogateescape"))
+            run = read(cell)
         except SlurmTextError as error:
             return Unavailable(f"{command}'s line on job {row[fields[0]][:20]!r} is not understood: {error}")
         if run is not None:
@@ -193,7 +194,7 @@ def read_runs(
     return tuple(runs)
 
 
-def _read_queued(cell: dict[str, str], comment: str) -> TaggedRun | None:
+def _read_queued(cell: dict[str, str]) -> TaggedRun | None:
     task, het = cell["ArrayTaskID"], cell["HetJobID"]
     job_id = parse_job_id(cell["JobID"])
     spec, parent = str(job_id), None
@@ -222,5 +223,5 @@ def _read_queued(cell: dict[str, str], comment: str) -> TaggedRun | None:
         end_unix_s=parse_unix_s(cell["EndTime"]),
         nodes=expand_nodes(cell["NodeList"]),
         gpus=count_gpus(cell["tres-alloc"]) if cell["tres-alloc"] and named(cell["NodeList"]) else None,
-        admin_comment="" if comment == UNSET else comment,
+        admin_comment="" if cell["admin_comment"] == UNSET else cell["admin_comment"],
     )
