@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import click
 
-from ..bus.asking import WRONG_USE
-from ..controller.nodes import ConfigNodesError, declared_nodes
-from ..node.paths import node_name as find_node_name
-from .checks.everything import gather, run_checks
-from .common import fail, given_path, site_config
-from .findings import show_findings
+from .checks.everything import run_checks
+from .common import site_config
+from .findings import node_name_option, show_findings, site_facts
 
 
 @click.command(short_help="Check everything slurm-pfi needs and say what to do.")
-@click.option(
-    "--node-name", metavar="NAME", help="the node to look at; default $SLURMD_NODENAME, else this host's name"
-)
+@node_name_option
 @click.option("--json", "as_json", is_flag=True, help="machine-readable output")
 @click.pass_context
 def doctor(context: click.Context, node_name: str | None, as_json: bool) -> int:
@@ -24,13 +19,5 @@ def doctor(context: click.Context, node_name: str | None, as_json: bool) -> int:
     Changes nothing, and works as any user: what this user or host cannot see is told as 'unseen'. Ends with 0 if no
     check failed, else with 1; with 2 if the config cannot be used.
     """
-    config = site_config(context)
-    try:
-        declared = {name: view.gpus for name, view in declared_nodes(config).items()}
-        node = find_node_name(node_name)
-    except ConfigNodesError as error:
-        fail(f"{given_path(context)}: {error}", WRONG_USE)
-    except ValueError as error:
-        fail(str(error), WRONG_USE)
-    findings = list(run_checks(gather(config, given_path(context), declared, node)))
-    return show_findings(findings, node, as_json=as_json)
+    facts = site_facts(context, site_config(context), node_name)
+    return show_findings(list(run_checks(facts)), facts.node, as_json=as_json)

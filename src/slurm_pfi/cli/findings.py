@@ -1,4 +1,4 @@
-"""How findings of checks are shown, to people and to programs."""
+"""What commands that look at a site share: what they look at, and how findings are shown."""
 
 from __future__ import annotations
 
@@ -9,11 +9,31 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from ..bus.asking import NO
-from .checks.finding import Finding, Outcome
-from .common import console, print_json
+from ..bus.asking import NO, WRONG_USE
+from ..config import Config
+from ..controller.nodes import ConfigNodesError, declared_nodes
+from ..node.paths import node_name as find_node_name
+from .checks.everything import gather
+from .checks.finding import Facts, Finding, Outcome
+from .common import console, fail, given_path, print_json
 
 _STYLES: dict[Outcome, str] = {"ok": "green", "warn": "yellow", "fail": "bold red", "unseen": "cyan"}
+
+node_name_option = click.option(
+    "--node-name", metavar="NAME", help="the node to look at; default $SLURMD_NODENAME, else this host's name"
+)
+
+
+def site_facts(context: click.Context, config: Config, node_name: str | None = None) -> Facts:
+    """What the checks are given, for this node; ends the command if the config's nodes cannot be used."""
+    try:
+        declared = {name: view.gpus for name, view in declared_nodes(config).items()}
+        node = find_node_name(node_name)
+    except ConfigNodesError as error:
+        fail(f"{given_path(context)}: {error}", WRONG_USE)
+    except ValueError as error:
+        fail(str(error), WRONG_USE)
+    return gather(config, given_path(context), declared, node)
 
 
 def show_findings(findings: Sequence[Finding], node: str, *, as_json: bool) -> int:

@@ -13,14 +13,12 @@ import msgspec
 
 from ...bus.asking import NO, WRONG_USE
 from ...config import Config
-from ...controller.nodes import ConfigNodesError, declared_nodes
-from ...node.paths import node_name as find_node_name
 from ..checks import commands
-from ..checks.everything import HOOK_CHECKS, gather, run_checks
+from ..checks.everything import HOOK_CHECKS, run_checks
 from ..checks.finding import Facts
 from ..checks.slurmconf import SlurmConf, parse_show_config
-from ..common import fail, given_path, site_config
-from ..findings import show_findings
+from ..common import fail, site_config
+from ..findings import node_name_option, show_findings, site_facts
 from .act import PATIENCE_S, perform, told
 from .plan import Plan, Site, changes, plan_install, plan_remove
 from .safe import RefusedError
@@ -60,7 +58,8 @@ def install(context: click.Context, folder: str, wrapper: bool, dry_run: bool) -
     first of the epilogs, and is in force at once. Else it goes into --folder, and the line that you add is said. Each
     file appears whole and executable. Run it again at any time: what is right is kept.
     """
-    config, facts = _read(context)
+    config = site_config(context)
+    facts = site_facts(context, config)
     site = Site(_conf(facts), facts.slurm_conf, _given_folder(folder))
     settings = Settings(config.node.state_dir, config.node.hook_log)
     _do(lambda: plan_install(site, settings, wrap=wrapper), site, dry_run=dry_run)
@@ -86,15 +85,14 @@ def remove(context: click.Context, folder: str, unasked: bool, patience_s: float
     In a folder with a pattern a hook first becomes one that does nothing, and goes when slurmd does not look. The last
     file of a pattern stays, and so does what slurm.conf, slurmctld or a script of yours still names: it is said where.
     """
-    config, facts = _read(context)
+    config = site_config(context)
+    facts = site_facts(context, config)
     site = Site(_conf(facts), facts.slurm_conf, _given_folder(folder), running_conf(config))
     _do(lambda: plan_remove(site, unasked=unasked), site, dry_run=dry_run, patience_s=patience_s)
 
 
 @hooks.command("check", short_help="Look at hooks, sbatch plugin and the settings that matter to them.")
-@click.option(
-    "--node-name", metavar="NAME", help="the node to look at; default $SLURMD_NODENAME, else this host's name"
-)
+@node_name_option
 @click.option(
     "--slurm-conf", metavar="FILE", help="judge this file, and the gres.conf beside it, instead of the site's"
 )
@@ -106,7 +104,11 @@ def check(context: click.Context, node_name: str | None, slurm_conf: str | None,
     Changes nothing, starts nothing, asks no daemon; 'slurm-pfi doctor' looks at all of this and more. Ends with 0 if no
     check failed, else with 1; with 2 if the config cannot be used.
     """
-    _, facts = _read(context, node_name, slurm_conf)
+    config = site_config(context)
+    if slurm_conf is not None:
+        judged = msgspec.structs.replace(config.slurm, conf=str(Path(slurm_conf).absolute()))
+        config = msgspec.structs.replace(config, slurm=judged)
+    facts = site_facts(context, config, node_name)
     return show_findings(list(run_checks(facts, HOOK_CHECKS)), facts.node, as_json=as_json)
 
 
@@ -118,24 +120,6 @@ def running_conf(config: Config) -> SlurmConf | None:
     shown = parse_show_config(ran.out)
     # 24.11 leaves out a Prolog that is not set. This key stands below it in every version.
     return shown if "slurm_version" in shown.values else None
-
-
-def _read(
-    context: click.Context, node_name: str | None = None, slurm_conf: str | None = None
-) -> tuple[Config, Facts]:
-    config = site_config(context)
-    if slurm_conf is not None:
-        config = msgspec.structs.replace(
-            config, slurm=msgspec.structs.replace(config.slurm, conf=str(Path(slurm_conf).absolute()))
-        )
-    try:
-        declared = {name: view.gpus for name, view in declared_nodes(config).items()}
-        node = find_node_name(node_name)
-    except ConfigNodesError as error:
-        fail(f"{given_path(context)}: {error}", WRONG_USE)
-    except ValueError as error:
-        fail(str(error), WRONG_USE)
-    return config, gather(config, given_path(context), declared, node)
 
 
 def _conf(facts: Facts) -> SlurmConf:
