@@ -24,7 +24,7 @@ USER_MUTANTS: Final = (
     Mutant(
         name="before-slurm-has-answered-nothing-is-private",
         invariant=OTHERS,
-        file="controller/answers/privacy.py",
+        file="controller/worker/private_data.py",
         old="        self.words = ALL_PRIVATE\n",
         new="        self.words = frozenset[str]()\n",
         tests=PRIVACY,

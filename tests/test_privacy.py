@@ -16,18 +16,12 @@ import pytest
 
 from slurm_pfi.bus.asking import NO, Reply, Request
 from slurm_pfi.bus.unix import Peer
-from slurm_pfi.config import Config, SlurmSection
+from slurm_pfi.config import Config, SlurmSection, TimesSection
 from slurm_pfi.controller.answers.orders import Orders
 from slurm_pfi.controller.answers.outcome import WindowReport
-from slurm_pfi.controller.answers.privacy import (
-    ALL_PRIVATE,
-    Asker,
-    PrivateData,
-    asker_of,
-    private_report,
-    private_status,
-)
+from slurm_pfi.controller.answers.privacy import Asker, asker_of, private_report, private_status
 from slurm_pfi.controller.shell import Controller
+from slurm_pfi.controller.worker.private_data import ALL_PRIVATE, PrivateData
 from slurm_pfi.slurm.backend import SlurmBackend, Unavailable
 from slurm_pfi.slurm.cli import SlurmCommands
 from slurm_pfi.store.rows import NODE_EVENT, EventRow
@@ -234,7 +228,7 @@ def test_unknown_is_private_and_a_failed_read_changes_nothing() -> None:
     down = Unavailable("slurmctld does not answer")
     says: Any = Says(down, frozenset({"cloud", "jobs"}), frozenset(), down)
     backend: SlurmBackend = says
-    known = PrivateData(backend, Config(cluster="c"))
+    known = PrivateData(backend, TimesSection)
 
     async def read() -> tuple[bool, frozenset[str]]:
         return await known.read(), known.words

@@ -1,4 +1,4 @@
-"""What the audit log is told about runs: admitted, past their floor, kept waiting."""
+"""What the audit log is told: of the site, of runs admitted, past their floor, kept waiting."""
 
 from __future__ import annotations
 
@@ -6,8 +6,32 @@ import msgspec
 
 from ..config import Config
 from ..model import Run
+from ..units import watts_to_mw
+from .dispatch import latest_release_s
 from .ledger import NS_PER_S
-from .state import Action, Audit, RunView
+from .state import Action, Audit, RunView, State
+
+
+def site_fields(state: State, config: Config) -> dict[str, object]:
+    """The site as a checker of the audit log has to know it."""
+    nodes = {
+        node.name: {
+            "gpus": node.gpus,
+            "overhead_mw": node.overhead_mw,
+            "gpu_max_mw": node.gpu_max_mw,
+            "mode": node.mode,
+        }
+        for node in state.nodes.values()
+    }
+    return {
+        "cluster": config.cluster,
+        "nodes": nodes,
+        "unmanaged_mw": watts_to_mw(config.policy.unmanaged_w),
+        "reserve_mw": watts_to_mw(config.policy.reserve_w),
+        "response_s": config.times.response_s,
+        "rebound_s": config.times.rebound_s,
+        "release_s": latest_release_s(config),
+    }
 
 
 def admission_audits(before: dict[Run, RunView], after: dict[Run, RunView]) -> list[Action]:

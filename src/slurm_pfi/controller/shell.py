@@ -28,12 +28,10 @@ from ..store.history import History, HistoryError
 from ..store.limits import LimitStore
 from ..store.sealed import UnreadableError
 from ..store.switch import OffSwitch
-from ..units import watts_to_mw
+from .announce import site_fields
 from .answers.answers import summary_with
 from .answers.orders import Orders
-from .answers.privacy import PrivateData
 from .core import Core
-from .dispatch import latest_release_s
 from .kinship import kin_name
 from .knowledge import Knowledge, learn_runs
 from .log import set_up_logging
@@ -62,6 +60,7 @@ from .state import (
     State,
     WriteTag,
 )
+from .worker.private_data import PrivateData
 from .worker.slurm_worker import SlurmWorker
 from .worker.time_limit_writer import TimeLimitWriter
 
@@ -102,7 +101,7 @@ class Controller:
         self._slurm = SlurmWorker(
             backend, config, self._on_slurm, time_limits=time_limits, is_alive=self._is_alive
         )
-        self.private_data = PrivateData(backend, config)
+        self.private_data = PrivateData(backend, lambda: self.config.times)
         self._bus = LocalServer(
             run_dir / BUS_SOCKET,
             on_report=self._on_report,
@@ -169,7 +168,7 @@ class Controller:
         self._commanded.load()
         if self._commanded.trouble:
             log.error(self._commanded.trouble)
-        self._tell_site()
+        self.audit.write("site", site_fields(self.state, self.config))
         try:
             self._given.load()
         except UnreadableError as error:
@@ -189,28 +188,6 @@ class Controller:
             self.take(LimitsChanged(limits=(), known=False))
         else:
             self.take(LimitsChanged(limits=limits))
-
-    def _tell_site(self) -> None:
-        policy = self.config.policy
-        nodes = {
-            node.name: {
-                "gpus": node.gpus,
-                "overhead_mw": node.overhead_mw,
-                "gpu_max_mw": node.gpu_max_mw,
-                "mode": node.mode,
-            }
-            for node in self.state.nodes.values()
-        }
-        fields = {
-            "cluster": self.config.cluster,
-            "nodes": nodes,
-            "unmanaged_mw": watts_to_mw(policy.unmanaged_w),
-            "reserve_mw": watts_to_mw(policy.reserve_w),
-            "response_s": self.config.times.response_s,
-            "rebound_s": self.config.times.rebound_s,
-            "release_s": latest_release_s(self.config),
-        }
-        self.audit.write("site", fields)
 
     def _reload(self) -> None:
         """SIGHUP: a good file comes into force whole, a bad one not at all."""
@@ -236,7 +213,7 @@ class Controller:
         self.core = Core(config, self.core.science)
         self._slurm.set_rate(config.tag.max_writes_per_s)
         self.state = with_nodes(self.state, declared)
-        self._tell_site()
+        self.audit.write("site", site_fields(self.state, self.config))
         log.info("config reloaded", path=str(self._path))
         self._wake.set()
 

@@ -7,7 +7,6 @@ summed over the site is told to everybody.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import pwd
@@ -17,19 +16,12 @@ from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
-import structlog
 
 from ...config import Config
-from ...slurm.backend import SlurmBackend, Unavailable
 from ...store.rows import NODE_EVENT, EventRow
 from .forecast_values import Standing, WhatIf
 from .offers import Offer
 from .outcome import Given, WindowReport
-
-log = structlog.get_logger("controller")
-
-ALL_PRIVATE: Final = frozenset({"jobs", "usage", "users", "accounts"})
-"""As long as nobody knows what the site wants."""
 
 _NOT_SHOWN: Final = "admins are told why"
 _UIDS_S: Final = 60.0
@@ -37,7 +29,7 @@ _UIDS_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who asks, by the kernel's word, and what is kept from them: words of ALL_PRIVATE; none from an admin."""
+    """Who asks, by the kernel's word, and what is kept from them: words of PrivateData; none from an admin."""
 
     uid: int
     private: frozenset[str]
@@ -188,41 +180,3 @@ def _count(faults: list[str]) -> list[str]:
     if not faults:
         return []
     return [f"{len(faults)} {'faults' if len(faults) > 1 else 'fault'}; admins are told which"]
-
-
-# ------------------------------------------------------------------------------------------------ what Slurm says
-
-
-class PrivateData:
-    """slurm.conf's PrivateData, asked for at the start and as often as all jobs are read.
-
-    ``words`` are those of ALL_PRIVATE that the site has set: all of them before Slurm has said it. An answer that
-    fails later leaves what was known.
-    """
-
-    def __init__(self, backend: SlurmBackend, config: Config) -> None:
-        self._backend = backend
-        self._every_s = config.times.full_read_s
-        self._again_s = config.times.full_read_min_s
-        self._known = False
-        self.words = ALL_PRIVATE
-
-    async def run(self) -> None:
-        """Work until cancelled."""
-        while True:
-            await asyncio.sleep(self._every_s if await self.read() else self._again_s)
-
-    async def read(self) -> bool:
-        """Ask once; whether there was an answer."""
-        answer = await self._backend.private_data()
-        if isinstance(answer, Unavailable):
-            if not self._known:
-                log.warning(
-                    f"PrivateData is not known, so users are told of their own jobs alone: {answer.why}"
-                )
-            return False
-        words = answer & ALL_PRIVATE
-        if not self._known or words != self.words:
-            log.info("PrivateData of slurm.conf", words=",".join(sorted(words)) or "none")
-        self._known, self.words = True, words
-        return True
