@@ -68,9 +68,9 @@ SHAPE_MUTANTS: Final = (
     Mutant(
         name="idle-hours-of-a-suspended-run-are-its-baseline",
         invariant="a suspended run keeps its baseline",
-        file="controller/core.py",
-        old="        if rests(view, sample):\n",
-        new="        if False:\n",
+        file="controller/runs.py",
+        old=" or _rests(view, draw_mw),\n",
+        new=",\n",
         tests=("tests/test_suspended.py",),
     ),
     Mutant(

@@ -24,7 +24,6 @@ from .runs import (
     effective_flex,
     misplaced,
     overtaken,
-    rests,
     run_over,
     sample_of,
     superseded,
@@ -140,7 +139,7 @@ class Core:
             return _refused(state, report, "no node set names it")
         if reason := refusal(report):
             return _refused(state, report, reason)
-        if _overtaken(node, report):
+        if _is_late(node, report):
             return state, []
         report = sound(report, node)
         actions: list[Action] = []
@@ -228,8 +227,6 @@ class Core:
         sample = sample_of(view, report, nodes, now_ns, times.node_silent_s)
         if sample is None:
             return view
-        if rests(view, sample):
-            sample = msgspec.structs.replace(sample, slowed=True)
         view = with_recalled(view, nodes)
         return msgspec.structs.replace(view, record=observe(view.record, sample, times))
 
@@ -260,9 +257,8 @@ class Core:
             retry_ns = now_ns + round(RETRY_READ_S * NS_PER_S)
             view = msgspec.structs.replace(view, read_due_ns=retry_ns)
         elif event.job is None or (over := run_over(event.run, event.job)):
-            reason = "Slurm does not know it" if event.job is None else over
-            view = msgspec.structs.replace(view, phase="gone", read_due_ns=None)
-            actions.append(Audit(event="ended", fields=_ended(view, reason)))
+            view, told = _over(view, "Slurm does not know it" if event.job is None else over)
+            actions.append(told)
         else:
             view, actions = self._identified(state, view, event.job, now_ns)
             view = with_kept(timed(view, event.job, event.read_unix_s, now_ns), event.kept)
@@ -271,9 +267,8 @@ class Core:
         runs = {**state.runs, event.run: view}
         if event.job is not None:
             for earlier in overtaken(runs, event.job):
-                runs[earlier.run] = msgspec.structs.replace(earlier, phase="gone", read_due_ns=None)
-                reason = run_over(earlier.run, event.job)
-                actions.append(Audit(event="ended", fields=_ended(earlier, reason)))
+                runs[earlier.run], told = _over(earlier, run_over(earlier.run, event.job))
+                actions.append(told)
         return msgspec.structs.replace(state, runs=runs), actions
 
     def _identified(
@@ -341,8 +336,8 @@ class Core:
         for run, view in state.runs.items():
             settled = now_ns - view.first_seen_ns > times.full_read_min_s * NS_PER_S
             if view.phase != "gone" and settled and (run.job_id, run.restart) not in alive:
-                runs[run] = msgspec.structs.replace(view, phase="gone", read_due_ns=None)
-                actions.append(Audit(event="ended", fields=_ended(view, "Slurm no longer runs it")))
+                runs[run], told = _over(view, "Slurm no longer runs it")
+                actions.append(told)
         due_ns = now_ns + round(times.full_read_s * NS_PER_S)
         state = msgspec.structs.replace(state, runs=runs, reading_all=False, full_read_due_ns=due_ns)
         return all_timed(state, event, now_ns), actions
@@ -392,7 +387,7 @@ def _node_after(node: NodeView, report: Report, priors: dict[str, int], epoch: i
     return msgspec.structs.replace(node, outstanding=still_outstanding(node))
 
 
-def _overtaken(node: NodeView, report: Report) -> bool:
+def _is_late(node: NodeView, report: Report) -> bool:
     """Whether a later report of the same agent is known already."""
     return (
         node.report is not None
@@ -415,5 +410,7 @@ def _run_refused(run: Run, reason: str) -> Audit:
     return Audit(event="run_refused", fields={"run": str(run), "reason": reason})
 
 
-def _ended(view: RunView, reason: str) -> dict[str, object]:
-    return {"run": str(view.run), "nodes": sorted(view.gpus), "reason": reason}
+def _over(view: RunView, reason: str) -> tuple[RunView, Audit]:
+    """A run that has ended by Slurm's word, and what the audit is told of it."""
+    fields = {"run": str(view.run), "nodes": sorted(view.gpus), "reason": reason}
+    return msgspec.structs.replace(view, phase="gone", read_due_ns=None), Audit(event="ended", fields=fields)

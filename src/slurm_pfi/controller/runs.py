@@ -201,10 +201,11 @@ def sample_of(
         cap_mw >= prior_of(gpu) - BOUND_MARGIN_MW for gpu in gpus if (cap_mw := gpu.enforced_mw) is not None
     ]
     progress = told[report.node]
+    draw_mw = _mean([gpu.draw_mw for gpu in gpus], number)
     return Sample(
         now_ns=now_ns,
         gpus=number,
-        draw_mw=_mean([gpu.draw_mw for gpu in gpus], number),
+        draw_mw=draw_mw,
         # The energy counter misses nothing; an instant draw is one of many.
         mean_mw=_mean([gpu.draw_mw if gpu.mean_mw is None else gpu.mean_mw for gpu in gpus], number),
         cap_mw=max(caps) if number and len(caps) == number else None,
@@ -216,7 +217,7 @@ def sample_of(
         unit="" if progress is None else progress.unit,
         node=report.node,
         pace=pace_of(heard, number),
-        slowed=any(gpu.slowed in UNTAUGHT for gpu in gpus),
+        slowed=any(gpu.slowed in UNTAUGHT for gpu in gpus) or _rests(view, draw_mw),
         total=_total(progress),
     )
 
@@ -227,15 +228,15 @@ def _total(progress: Progress | None) -> float | None:
     return total if total is not None and 0 < total <= MOST_COUNTED else None
 
 
-def rests(view: RunView, sample: Sample) -> bool:
+def _rests(view: RunView, draw_mw: int | None) -> bool:
     """Whether Slurm has suspended the run and its GPUs idle: as while heat holds them down, nothing is learned of caps.
 
     When it was resumed, Slurm is asked only at the next reading of all jobs; its GPUs show it before.
     """
-    if view.job is None or view.job.state != "SUSPENDED" or sample.draw_mw is None:
+    if view.job is None or view.job.state != "SUSPENDED" or draw_mw is None:
         return False
     known_mw = view.record.draw_mw
-    return known_mw is None or sample.draw_mw < RESTS * known_mw
+    return known_mw is None or draw_mw < RESTS * known_mw
 
 
 def _mean(values_mw: list[int | None], number: int) -> int | None:
