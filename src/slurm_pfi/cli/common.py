@@ -46,18 +46,23 @@ def given_path(context: click.Context) -> Path:
     return config_path(context.find_root().params.get("config"))
 
 
-def control_path(context: click.Context) -> Path:
+def control_path(config: Config) -> Path:
     """The controller's socket for questions."""
-    return Path(site_config(context).controller.run_dir) / CONTROL_SOCKET
+    return Path(config.controller.run_dir) / CONTROL_SOCKET
 
 
 def ask_controller(context: click.Context, command: str, args: dict[str, Any] | None = None) -> Reply:
     """Put a question to the controller; ends the command with 3 if it cannot be reached, 1 or 2 if it says no."""
-    path = control_path(context)
+    path = control_path(site_config(context))
     try:
-        reply = ask(path, command, args)
+        return ask_at(path, command, args)
     except UnreachableError as error:
         fail(f"the controller cannot be reached: {why_unreachable(error, path)}", UNREACHABLE)
+
+
+def ask_at(path: Path, command: str, args: dict[str, Any] | None = None) -> Reply:
+    """The answer at this socket; ends the command if it is no. Raises UnreachableError."""
+    reply = ask(path, command, args)
     if not reply.ok:
         fail(reply.message, reply.exit_code or NO)
     return reply

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeAlias
 
 from ..bus.asking import NO, UNREACHABLE
 from ..slurm.backend import JobGone, Unavailable
@@ -17,6 +17,8 @@ from .reach import SOURCES, NoControllerError
 
 ENDED_S: Final = 86_400.0
 _MOST_NAMED: Final = 8
+
+Answer: TypeAlias = Sequence[TaggedRun] | JobGone | Unavailable
 
 
 def commands_of(away: NoControllerError) -> UserCommands:
@@ -42,10 +44,13 @@ def job_from_slurm(away: NoControllerError, name: JobName) -> dict[str, Any]:
     return view_of(chosen)
 
 
-def _chosen(found: Sequence[TaggedRun] | JobGone | Unavailable, name: JobName) -> TaggedRun | None:
+def _runs(answer: Answer) -> Sequence[TaggedRun]:
+    return () if isinstance(answer, JobGone | Unavailable) else answer
+
+
+def _chosen(answer: Answer, name: JobName) -> TaggedRun | None:
     """The run that is meant, the newest where none is named; ends the command when several jobs are meant."""
-    if isinstance(found, JobGone | Unavailable):
-        return None
+    found = _runs(answer)
     specs = sorted({run.spec for run in found})
     if len(specs) > 1:
         more = f" and {len(specs) - _MOST_NAMED} more" if len(specs) > _MOST_NAMED else ""
@@ -59,26 +64,18 @@ def _chosen(found: Sequence[TaggedRun] | JobGone | Unavailable, name: JobName) -
     return max(found, key=lambda run: run.restart or 0, default=None)
 
 
-def _fail_unknown(
-    away: NoControllerError,
-    name: JobName,
-    queued: Sequence[TaggedRun] | JobGone | Unavailable,
-    accounted: Sequence[TaggedRun] | JobGone | Unavailable,
-) -> NoReturn:
-    troubles = [answer.why for answer in (queued, accounted) if isinstance(answer, Unavailable)]
+def _fail_unknown(away: NoControllerError, name: JobName, *answers: Answer) -> NoReturn:
+    troubles = [answer.why for answer in answers if isinstance(answer, Unavailable)]
     if troubles:
         fail(
             f"job {name.spec} cannot be told: the controller cannot be reached ({away}), and {'; '.join(troubles)}",
             UNREACHABLE,
         )
-    known = sorted(
-        {run.restart for answer in (queued, accounted) if not isinstance(answer, JobGone | Unavailable)
-         for run in answer if run.restart is not None}
-    )  # fmt: skip
+    known = sorted({run.restart for answer in answers for run in _runs(answer) if run.restart is not None})
     if known and name.restart is not None:
         named = ", ".join(f"{name.spec}.{restart}" for restart in known)
         fail(f"job {name.spec} has no known restart {name.restart}; known: {named}", NO)
-    whys = "; ".join(answer.why for answer in (queued, accounted) if isinstance(answer, JobGone))
+    whys = "; ".join(answer.why for answer in answers if isinstance(answer, JobGone))
     fail(f"job {name.spec} is not known to Slurm, or you may not see it: {whys}", NO)
 
 
@@ -92,13 +89,12 @@ def jobs_from_slurm(away: NoControllerError, *, mine: bool, ended: bool) -> tupl
     if ended:
         over = ended_in_accounting(commands, ENDED_S, user=str(os.getuid()) if mine else None)
     trouble = f"jobs that ended are not known: {over.why}" if isinstance(over, Unavailable) else ""
-    rows = [row_of(run) for run in (*(() if isinstance(over, Unavailable) else over), *queued)]
+    rows = [row_of(run) for run in (*_runs(over), *queued)]
     # AccountingStorageTRES tracks gres/gpu for all jobs or for none: where one has a count, no count is no GPU.
     counted = any(row["gpus"] for row in rows)
     shown = (row for row in rows if row["slurm_state"] != "PENDING")
-    return [
-        row for row in shown if row["tag"] or row["gpus"] or (row["gpus"] is None and not counted)
-    ], trouble
+    kept = [row for row in shown if row["tag"] or row["gpus"] or (row["gpus"] is None and not counted)]
+    return kept, trouble
 
 
 def source_text(rows: Sequence[dict[str, Any]]) -> str:

@@ -13,22 +13,14 @@ from ..slurm.tag import Tag, capped_text, find_tag, format_tag
 from ..slurm.tagged import TaggedRun
 from .clock import local_text
 from .common import percent
+from .jobs import job_text
 from .status import folded
 from .tables import Column, plain
 
 ROW_UNKNOWN: Final = (
-    *(
-        "user_flex",
-        "flex_source",
-        "max_loss",
-        "cap_mw",
-        "target_cap_mw",
-        "floor_mw",
-        "floor_passed",
-        "draw_mw",
-    ),
-    *("shares", "baseline_draw_mw", "baseline", "rate_per_s", "baseline_rate_per_s", "loss", "disputed"),
-    *("expected_loss", "known_s", "tag_trouble"),
+    *("user_flex", "flex_source", "max_loss", "cap_mw", "target_cap_mw", "floor_mw", "floor_passed"),
+    *("draw_mw", "shares", "baseline_draw_mw", "baseline", "rate_per_s", "baseline_rate_per_s", "loss"),
+    *("disputed", "expected_loss", "known_s", "tag_trouble"),
 )
 JOB_UNKNOWN: Final = (
     *("simulated", "uid", "gpu_model", "prior_mw", "mode", "default_flex", "first_seen_unix_s"),
@@ -141,19 +133,13 @@ def _cost(tag: Tag | None) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ in words
 
 
-def job_text(told: _Told) -> str:
-    """As ``slurm-pfi job`` takes it: ``1234``, ``77_3``, ``1234.1`` for a restart."""
-    return f"{told['spec']}.{told['restart']}" if told["restart"] else str(told["spec"])
-
-
 def head_lines(told: _Told) -> list[str]:
     """Who, where and since when."""
-    state = _state(told)
     gpus = {None: "GPUs not known", 1: "1 GPU"}.get(told["gpus"], f"{told['gpus']} GPUs")
     where = f"{gpus} on {folded(told['nodes'])}" if told["nodes"] else ""
     about = [where, *(f"{key} {told[key]}" for key in ("partition", "account") if told[key])]
     lines = [
-        f"job {job_text(told)} of {told['user'] or 'a user not known'}: {state}",
+        f"job {job_text(told)} of {told['user'] or 'a user not known'}: {_state(told)}",
         ", ".join(part for part in about if part),
         f"name {told['name']}" if told["name"] else "",
         "" if told["start_unix_s"] is None else f"began {local_text(told['start_unix_s'])}",
@@ -164,10 +150,13 @@ def head_lines(told: _Told) -> list[str]:
 
 
 def _state(told: _Told) -> str:
-    word = str(told["slurm_state"]).lower().replace("_", " ")
     if told["ended_unix_s"] is None:
-        return word
-    return f"ended at {local_text(told['ended_unix_s'])}, {word}"
+        return _slurm_state(told)
+    return f"ended at {local_text(told['ended_unix_s'])}, {_slurm_state(told)}"
+
+
+def _slurm_state(told: _Told) -> str:
+    return str(told["slurm_state"]).lower().replace("_", " ")
 
 
 def tag_sections(told: _Told) -> list[tuple[str, list[str]]]:
@@ -222,7 +211,7 @@ def _tagged(row: _Told) -> str:
 COLUMNS: Final = (
     Column("JOB", job_text, side="right"),
     Column("USER", lambda row: row["user"] or "?", clip=5, drop=2),
-    Column("STATE", lambda row: str(row["slurm_state"]).lower().replace("_", " "), clip=7),
+    Column("STATE", _slurm_state, clip=7),
     Column("NODES", lambda row: folded(row["nodes"]) if row["nodes"] else "-", clip=6, drop=4),
     Column("GPUS", lambda row: "?" if row["gpus"] is None else str(row["gpus"]), side="right", drop=5),
     Column("FLEX", lambda row: row["flex"] or "?", side="right"),

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from ..bus.asking import NO, Reply, ask
+from ..bus.asking import Reply
 from ..bus.unix import UnreachableError
 from ..config import PATH_VARIABLE, Config
-from .common import CONTROL_SOCKET, fail, given_path, site_config, why_unreachable
+from .common import ask_at, control_path, given_path, site_config, why_unreachable
 
 SOURCES: Final = {
     "controller": "from the controller",
@@ -31,16 +30,13 @@ class NoControllerError(Exception):
 
 def ask_or_leave(context: click.Context, command: str, args: dict[str, Any]) -> Reply:
     """The controller's answer. Raises NoControllerError where there is none; ends the command when it says no."""
-    path = given_path(context)
+    file = given_path(context)
     named = context.find_root().params.get("config") or os.environ.get(PATH_VARIABLE)
-    if not named and not os.access(path, os.R_OK):
-        raise NoControllerError(f"this host has no {path} that you may read", None)
+    if not named and not os.access(file, os.R_OK):
+        raise NoControllerError(f"this host has no {file} that you may read", None)
     config = site_config(context)
-    socket = Path(config.controller.run_dir) / CONTROL_SOCKET
+    path = control_path(config)
     try:
-        reply = ask(socket, command, args)
+        return ask_at(path, command, args)
     except UnreachableError as error:
-        raise NoControllerError(why_unreachable(error, socket), config) from error
-    if not reply.ok:
-        fail(reply.message, reply.exit_code or NO)
-    return reply
+        raise NoControllerError(why_unreachable(error, path), config) from error

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..units import format_power
 from .clock import local_text
-from .common import SIMULATED, ask_controller, console, control_path, percent, print_json
+from .common import SIMULATED, ask_controller, console, control_path, percent, print_json, site_config
 from .jobs import draw_text, flex_text, job_text, short_state
 from .status import NODE_COLUMNS, in_groups, limit_lines, node_rank, nodes_in_short
 from .tables import Column, fit, names_text, plain
@@ -48,7 +48,7 @@ def top(context: click.Context, interval_s: float, once: bool, as_json: bool) ->
         return
     from .top_live import watch
 
-    watch(out, control_path(context), interval_s, status, jobs)
+    watch(out, control_path(site_config(context)), interval_s, status, jobs)
 
 
 # ------------------------------------------------------------------------------------------------ the picture

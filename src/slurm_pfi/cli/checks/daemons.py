@@ -13,7 +13,7 @@ from ...bus.asking import ask
 from ...bus.unix import UnreachableError, connect, peer_of
 from ...node.paths import node_paths
 from ...units import format_duration
-from ..common import CONTROL_SOCKET, why_unreachable
+from ..common import control_path, why_unreachable
 from .finding import Facts, Finding
 from .slurm import whoami
 
@@ -102,7 +102,7 @@ def agent(facts: Facts) -> Iterator[Finding]:
 
 def controller(facts: Facts) -> Iterator[Finding]:
     """The controller: whether it answers, and which nodes it hears."""
-    path = Path(facts.config.controller.run_dir) / CONTROL_SOCKET
+    path = control_path(facts.config)
     reply = _ask(path)
     if isinstance(reply, str):
         yield Finding("controller", "fail", reply, "start it: systemctl start slurm-pfi-controller")
