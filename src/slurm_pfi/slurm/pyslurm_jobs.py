@@ -11,11 +11,11 @@ from typing import Final
 import msgspec
 
 from ..model import Frozen
-from .backend import JobInfo, Span, Special
+from .backend import JobInfo, Special
 from .damage import SlurmTextError
 from .jsonjobs import without_false_end
 from .numbers import MINUTE_S
-from .text import expand_nodes, parse_state
+from .text import expand_nodes, parse_limit_s, parse_state
 
 LENGTH_BYTES: Final = 8
 """Each message is its length, big-endian, and JSON."""
@@ -88,7 +88,8 @@ def read_record(record: Record) -> JobInfo:
     if record.job_id == 0:
         raise SlurmTextError("0 is not a job id")
     state = parse_state(record.job_state)
-    limit_s = _limit_s(record.time_limit)
+    limit = record.time_limit
+    limit_s = limit * MINUTE_S if isinstance(limit, int) else parse_limit_s(limit)
     return JobInfo(
         job_id=record.job_id,
         array_job_id=record.array_job_id or None,
@@ -109,13 +110,3 @@ def read_record(record: Record) -> JobInfo:
         name=record.name or "",
         comment=record.comment or "",
     )
-
-
-def _limit_s(value: int | str) -> Span:
-    if isinstance(value, int):
-        return value * MINUTE_S
-    if value == "UNLIMITED":
-        return Special.UNLIMITED
-    if value == "Partition_Limit":
-        return Special.NOT_SET
-    raise SlurmTextError(f"{value[:64]!r} is not a time limit")
