@@ -112,8 +112,8 @@ local function names_gpu(...)
     return false
 end
 
--- Why a job may not have the QOS; nil if it may.
-local function barred(word, has_gpu)
+-- Why a job that names these QOS may not have ours; nil if it may.
+local function barred(word, has_gpu, named)
     local site = pfi.site
     local percent = word and pfi.percent(word)
     if word == nil and site.unasked then
@@ -128,6 +128,8 @@ local function barred(word, has_gpu)
         return string.format("%s, and this one allows %g%%", need, percent)
     elseif not has_gpu then
         return string.format("QOS %s is for jobs that ask for GPUs", site.qos)
+    elseif #named > 1 then
+        return string.format("QOS %s must stand alone", site.qos) -- else nobody could tell later which of them it has
     end
 end
 
@@ -203,13 +205,11 @@ local function submit(job, part_list)
     if site.qos == "" then
         return slurm.SUCCESS
     end
-    local why = barred(word, names_gpu(job.tres_per_job or "", job.tres_per_node or "", job.tres_per_socket or "",
-        job.tres_per_task or ""))
     local wanted = split(job.qos)
+    local has_gpu = names_gpu(job.tres_per_job or "", job.tres_per_node or "", job.tres_per_socket or "",
+        job.tres_per_task or "")
+    local why = barred(word, has_gpu, wanted)
     if holds(wanted, site.qos) then
-        if why == nil and #wanted > 1 then
-            why = "QOS " .. site.qos .. " must stand alone" -- else nobody could tell later which of them the job has
-        end
         return why and refuse(why) or slurm.SUCCESS
     end
     if #wanted == 0 and why == nil and partitions_take(partitions, part_list) then
@@ -241,11 +241,9 @@ local function modify(change, job, uid)
         return change[name] or job[name] or ""
     end
     local word = asked(flag_of(job), after("comment"))
-    local why = barred(word, names_gpu(after("tres_per_job"), after("tres_per_node"), after("tres_per_socket"),
-        after("tres_per_task")))
-    if why == nil and #qos > 1 then
-        why = "QOS " .. pfi.site.qos .. " must stand alone"
-    end
+    local has_gpu = names_gpu(after("tres_per_job"), after("tres_per_node"), after("tres_per_socket"),
+        after("tres_per_task"))
+    local why = barred(word, has_gpu, qos)
     return why and refuse(why) or slurm.SUCCESS
 end
 

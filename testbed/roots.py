@@ -28,25 +28,21 @@ from typing import Final
 REPO: Final = Path(__file__).resolve().parent.parent
 ROOTS: Final = REPO / "build" / "roots"
 PACKAGES: Final = (
-    *(
-        "slurmctld",
-        "slurmd",
-        "slurm-client",
-        "slurm-wlm-basic-plugins",
-        "munge",
-        "slurmrestd",
-        "libslurm-dev",
-    ),
-    *(
-        "slurmdbd",
-        "slurm-wlm-mysql-plugin",
-        "mariadb-server",
-        "gcc",
-        "libc6-dev",
-        "make",
-        "python3",
-        "python3-venv",
-    ),
+    "slurmctld",
+    "slurmd",
+    "slurm-client",
+    "slurm-wlm-basic-plugins",
+    "munge",
+    "slurmrestd",
+    "libslurm-dev",
+    "slurmdbd",
+    "slurm-wlm-mysql-plugin",
+    "mariadb-server",
+    "gcc",
+    "libc6-dev",
+    "make",
+    "python3",
+    "python3-venv",
     "ca-certificates",
 )
 # What of a root lies over the host's own: programs and libraries, and where the loader looks for these.
