@@ -99,6 +99,16 @@ def test_a_floor_passed_by_an_emergency_is_told_and_when_it_holds_again(site: Wa
     assert 20 <= end_s - start_s <= 26
 
 
+def test_a_limit_that_cannot_be_held_is_told_and_when_it_can_again(site: Watched) -> None:
+    site.limit(700)
+    site.seconds(5, 540)
+    site.limit(1250)
+    site.seconds(5, 540)
+    told = {row.kind: row.text for row in site.rows.rows if isinstance(row, EventRow) and not row.run}
+    assert told["infeasible"].startswith("the limit cannot be held: ")
+    assert told["feasible"] == "the limit can be held again"
+
+
 def test_a_release_goes_by_caps_and_is_not_told_as_a_floor() -> None:
     site = Watched(baseline_s=5.0, rebound_s=60.0)
     site.seconds(1)

@@ -10,9 +10,9 @@ import pytest
 
 from slurm_pfi.config import PolicySection
 from slurm_pfi.controller import state as cs
+from slurm_pfi.controller.audit_words import audit_event
 from slurm_pfi.controller.core import Core
 from slurm_pfi.controller.measuring.record import Heard
-from slurm_pfi.controller.site_rows import audit_event
 from slurm_pfi.model import Run
 from slurm_pfi.slurm.backend import JobInfo, Special
 

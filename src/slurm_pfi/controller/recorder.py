@@ -15,12 +15,12 @@ import structlog
 from ..config import Config
 from ..model import Run
 from ..store.rows import DRAW_BEFORE_S, EndedRun, EventRow, Row, SiteSample, WindowRow
+from .audit_words import audit_event
 from .kinship import kin_of
 from .ledger import NS_PER_S
 from .remembered import kept_records
 from .site_rows import (
     Work,
-    audit_event,
     cap_events,
     limit_event,
     node_events,

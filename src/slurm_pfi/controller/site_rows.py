@@ -13,7 +13,6 @@ from ..units import format_duration, format_power, watts_to_mw
 from .ledger import NS_PER_S, default_worst_mw, missing_gpus_mw
 from .runs import run_gpus
 from .state import NodeView, RunView, State, WindowView
-from .timelimits import time_words
 from .views import run_view
 
 UNMEASURED_SHARE: Final = 0.05
@@ -314,66 +313,3 @@ def limit_event(window: WindowView, window_id: int, now_unix_s: float, *, first:
         f"{format_power(window.budget_mw)} of it for GPU caps"
     )
     return EventRow(unix_s=now_unix_s, kind="limit", text=text)
-
-
-def audit_event(event: str, fields: Mapping[str, Any], now_unix_s: float) -> EventRow | None:
-    """An entry of the audit log in plain words; None for what people need not read, or what is told elsewhere."""
-    run = str(fields.get("run", ""))
-    text = time_words(event, fields) or _words(event, fields)
-    return None if text is None else EventRow(unix_s=now_unix_s, run=run, kind=event, text=text)
-
-
-def _words(event: str, fields: Mapping[str, Any]) -> str | None:
-    match event:
-        case "admitted":
-            asked = (
-                f" ({fields['user_flex']!r} was asked)"
-                if fields["user_flex"] not in ("", fields["flex"])
-                else ""
-            )
-            return f"admitted with flex {fields['flex'] or 'not yet known'}{asked}"
-        case "ended":
-            return f"ended{_because(fields)}"
-        case "run_refused":
-            return f"not managed{_because(fields)}"
-        case "floor_passed":
-            return (
-                f"an emergency limit takes it to {format_power(fields['cap_mw'])} a GPU, "
-                f"below its floor of {format_power(fields['floor_mw'])}"
-            )
-        case "floor_breach":
-            return f"waits for power, {format_duration(fields['waited_s'])} so far: its floor does not fit"
-        case "infeasible" if not fields["shortfall_mw"]:
-            return "the limit can be held again"
-        case "infeasible":
-            silent = (
-                f"; counted at their worst, not answering: {_names(fields['silent'])}"
-                if fields["silent"]
-                else ""
-            )
-            return (
-                f"the limit cannot be held: {format_power(fields['shortfall_mw'])} short, "
-                f"with every run as low as it may go{silent}"
-            )
-        case "limit":
-            done = "set" if fields["action"] == "set" else "cleared"
-            return f"limit {fields['id']} was {done} by uid {fields['uid']}"
-        case "off":
-            return (
-                "switched off: no limit is enforced" if fields["off"] else "switched on: limits are enforced"
-            )
-        case "rebound" if not fields["open"]:
-            return "the slow release is over: no cap is held any more"
-        case "leader":
-            return f"a controller took command (epoch {fields['epoch']})"
-    return None
-
-
-def _because(fields: Mapping[str, Any]) -> str:
-    return f": {fields['reason']}" if fields.get("reason") else ""
-
-
-def _names(names: list[str], most: int = 8) -> str:
-    """No event grows with the site."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

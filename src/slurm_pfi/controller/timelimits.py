@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -16,7 +15,6 @@ from ..config import Config
 from ..flex import parse_flex
 from ..slurm.backend import JobInfo
 from ..store.limits import schedule
-from ..units import format_duration
 from .budget import look
 from .deadline import Ahead, Deadline, Work, is_due, judge
 from .ledger import NS_PER_S
@@ -266,28 +264,3 @@ def _longer(view: RunView, more_s: int, limit_s: int) -> RunView:
         job = dataclasses.replace(job, limit_s=limit_s, end_unix_s=job.end_unix_s + more_s)
     ends_ns = None if view.ends_ns is None else view.ends_ns + more_s * NS_PER_S
     return msgspec.structs.replace(view, job=job, ends_ns=ends_ns)
-
-
-# ---------------------------------------------------------------------------------------------------------- words
-
-
-def time_words(event: str, fields: Mapping[str, Any]) -> str:
-    """What people read of these entries of the audit; empty for others."""
-    if event == "time_limit":
-        if fields["new_s"] is None:
-            return f"time limit not raised: {fields['why']}"
-        lost = format_duration(fields["lost_s"])
-        return (
-            f"time limit raised from {fields['old_s'] // 60} to {fields['new_s'] // 60} min: "
-            f"caps have cost it {lost}"
-        )
-    if event != "deadline":
-        return ""
-    if fields["left_s"] is None:
-        return "how it stands to its time limit is no longer known: its flex counts"
-    stands = f"{format_duration(fields['left_s'])} left for {format_duration(fields['needed_s'])} of work"
-    most = f"{100 * (fields['max_loss'] or 0):.1f} %"
-    return {
-        "tight": f"its floor allows no more than {most} for its time limit: {stands}",
-        "late": f"its time limit is too short even without a cap: {stands}; its flex counts",
-    }.get(fields["verdict"], f"its work fits its time limit: {stands}; its flex counts")
