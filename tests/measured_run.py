@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from slurm_pfi.config import TimesSection
-from slurm_pfi.controller.measuring.measured import Record, Sample, observe
-from slurm_pfi.controller.measuring.record import Pace
+from slurm_pfi.controller.measuring.measured import Record, observe
+from slurm_pfi.controller.measuring.sample import Pace, Sample
 
 NS = 1_000_000_000
 W = 1000

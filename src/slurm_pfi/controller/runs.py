@@ -16,7 +16,7 @@ from ..slurm.backend import JobInfo
 from .budget import node_park_mw, parked_mw
 from .ledger import NS_PER_S, prior_of
 from .measuring.activity import UNTAUGHT, pace_of
-from .measuring.record import Sample
+from .measuring.sample import Sample
 from .state import FlexSource, NodeView, RunView, State
 
 BOUND_MARGIN_MW = 1000

@@ -10,7 +10,8 @@ from ...elasticity.evidence import LEAST_NOISE_SD
 from ...elasticity.proxy import CLOCK_SD, LEAST_TENSOR, Judged, Ratio, estimate, judge
 from ...model import Activity, GpuReport
 from .levels import Level
-from .record import Pace, Record
+from .record import Record
+from .sample import Pace
 
 NS_PER_S: Final = 1_000_000_000
 LEAST_JUDGED_S: Final = 10.0

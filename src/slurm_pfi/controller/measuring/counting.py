@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from ...config import TimesSection
 from .activity import dispute
 from .levels import FEWEST_INTERVALS, JUMP, STALL, Level, acted, drew, kept, learned, typical_rate
-from .record import Drift, Heard, Record, Sample
+from .record import Drift, Heard, Record
+from .sample import Sample
 
 NS_PER_S: Final = 1_000_000_000
 

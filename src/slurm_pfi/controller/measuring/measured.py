@@ -28,7 +28,8 @@ from ...elasticity.plausible import plausible
 from .activity import judged, unjudged
 from .counting import NS_PER_S, SETTLE_NS, counted, new_segment
 from .levels import FEWEST_INTERVALS, Active, Level, acted, drew, is_high, is_low, kept, nearest_cap
-from .record import Drift, Recalled, Record, Sample, Totals
+from .record import Drift, Recalled, Record, Totals
+from .sample import Sample
 
 __all__ = ["Level", "Recalled", "Record", "Sample", "Totals", "believed", "evidence", "observe"]
 
