@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from slurm_pfi.controller.answers.answers import cost_of
 from slurm_pfi.controller.measuring.measured import observe
 from slurm_pfi.controller.measuring.record import Record
 
@@ -33,6 +34,9 @@ def test_it_adds_up_over_work_of_another_speed() -> None:
     made.run(200, 400, speed=0.5)
     second_s = (made.lost - before) / (0.5 * FREE_RATE)
     assert made.record.lost_s == pytest.approx(first_s + second_s, rel=0.05)
+    told = cost_of(made.record)
+    assert told["longer_s"] == made.record.lost_s
+    assert told["longer_low_s"] < first_s + second_s < told["longer_high_s"]
 
 
 def test_it_is_unknown_where_the_loss_is() -> None:

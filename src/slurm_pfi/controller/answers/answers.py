@@ -261,7 +261,7 @@ def job_view(
         "curve": _curve(view, gpus, knowledge),
         "by_curves": _by_curves(view, knowledge, model),
         "by_activity": None if (shown := lost_by_activity(record)) is None else shown._asdict(),
-        "cost": _cost(record),
+        "cost": cost_of(record),
         "deadline": None if view.deadline is None else msgspec.to_builtins(view.deadline),
         "given_s": view.given_s,
         "raise_note": view.raise_note,
@@ -319,7 +319,7 @@ def _by_curves(view: RunView, knowledge: Knowledge, model: str) -> dict[str, Any
     }
 
 
-def _cost(record: Record) -> dict[str, Any]:
+def cost_of(record: Record) -> dict[str, Any]:
     """What caps have cost the run and saved. ``*_low`` and ``*_high``: 95 % interval. Energies are of all its GPUs."""
     totals = record.totals
     lost, sd, rate = totals.lost, totals.lost_sd, record.rate_per_s
@@ -343,9 +343,10 @@ def _cost(record: Record) -> dict[str, Any]:
     if lost is None or sd is None:
         return told
     told["lost_low"], told["lost_high"] = lost - Z95 * sd, lost + Z95 * sd
-    if rate:
-        for name in ("longer_s", "longer_low_s", "longer_high_s"):
-            told[name] = told[name.replace("longer", "lost").removesuffix("_s")] / rate
+    longer_s = record.lost_s
+    if rate and longer_s is not None:
+        told["longer_s"] = longer_s
+        told["longer_low_s"], told["longer_high_s"] = longer_s - Z95 * sd / rate, longer_s + Z95 * sd / rate
     if record.loss_capped is not None:
         done = record.tally.done_capped
         for end in ("low", "high"):
