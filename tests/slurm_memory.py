@@ -6,31 +6,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from slurm_pfi.slurm.backend import AdminComment, JobGone, JobInfo, Special, Unavailable, Updated
+from slurm_pfi.slurm.backend import AdminComment, JobGone, JobInfo, Unavailable, Updated
+
+from .slurm_samples import slurm_job
 
 DOWN = Unavailable("slurmctld is down")
-
-
-def job_info(job_id: int, *, restart: int = 0) -> JobInfo:
-    """A plain job of one node."""
-    return JobInfo(
-        job_id=job_id,
-        array_job_id=None,
-        array_task_id=None,
-        het_job_id=None,
-        het_offset=None,
-        restart=restart,
-        user_id=1000,
-        user_name="user",
-        account="",
-        partition="main",
-        qos="normal",
-        state="RUNNING",
-        nodes=("n1",),
-        start_unix_s=Special.NOT_SET,
-        end_unix_s=Special.NOT_SET,
-        limit_s=Special.UNLIMITED,
-    )
 
 
 @dataclass
@@ -79,11 +59,11 @@ class SlurmInMemory:
 
     async def job(self, job_id: int) -> JobInfo | JobGone | Unavailable:
         """A plain job."""
-        return await self._call(job_id) or job_info(job_id, restart=self.restarts.get(job_id, 0))
+        return await self._call(job_id) or slurm_job(job_id, restart=self.restarts.get(job_id, 0))
 
     async def jobs(self) -> tuple[JobInfo, ...] | Unavailable:
         """All of them."""
-        return DOWN if self.down else tuple(map(job_info, self.texts))
+        return DOWN if self.down else tuple(map(slurm_job, self.texts))
 
     async def private_data(self) -> frozenset[str] | Unavailable:
         """Nothing is."""

@@ -16,23 +16,12 @@ from slurm_pfi.controller.dispatch import CapsStep, dispatch
 from slurm_pfi.controller.jobline import job_line
 from slurm_pfi.controller.state import RunView
 from slurm_pfi.node.joblines import JobLines
-from slurm_pfi.slurm.tag import Tag, format_tag
+from slurm_pfi.slurm.tag import format_tag
 
+from .slurm_samples import FULL_TAG as TAG
 from .test_controller_core import RUN, Site, gpu, msgspec_job
 
 CHECK = Path(__file__).resolve().parent.parent / "build/spank/line_check"
-TAG = Tag(
-    pfi=1.83,
-    source="measured",
-    grid_low_w=200,
-    grid_high_w=700,
-    grid_step_w=100,
-    flex="10%",
-    loss=0.031,
-    energy_wh=-840,
-    capped_s=3120.0,
-    at_unix_s=1_796_040_000.0,
-)
 
 
 def line_of(*, simulated: bool = False, **changes: Any) -> str:

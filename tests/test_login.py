@@ -15,7 +15,7 @@ from slurm_pfi.cli.login import jobs_from_slurm
 from slurm_pfi.cli.reach import NoControllerError
 from slurm_pfi.slurm.tag import format_tag
 
-from .test_login_words import TAG
+from .slurm_samples import FULL_TAG as TAG
 from .test_sacct import QUEUED, commands, says
 
 

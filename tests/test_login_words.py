@@ -15,26 +15,12 @@ from slurm_pfi.cli.tables import fit
 from slurm_pfi.controller.answers.answers import job_view
 from slurm_pfi.controller.views import run_view
 from slurm_pfi.slurm.backend import Special
-from slurm_pfi.slurm.tag import SOURCES, Tag, format_tag
+from slurm_pfi.slurm.tag import SOURCES, format_tag
 from slurm_pfi.slurm.tagged import TaggedRun
 
+from .slurm_samples import FULL_TAG as TAG
+from .slurm_samples import TAG_UNIX_S as AT_S
 from .test_controller_core import NOW_S, RUN, S, Site, gpu
-
-AT_S = 1_796_040_000  # a whole minute
-TAG = Tag(
-    pfi=1.83,
-    pfi_low=1.71,
-    pfi_high=1.95,
-    source="measured",
-    grid_low_w=200,
-    grid_high_w=700,
-    grid_step_w=100,
-    flex="10%",
-    loss=0.031,
-    energy_wh=-840,
-    capped_s=3120.0,
-    at_unix_s=float(AT_S),
-)
 
 
 def run(comment: str = f"a note {format_tag(TAG)}", **changes: Any) -> TaggedRun:

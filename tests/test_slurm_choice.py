@@ -25,6 +25,8 @@ from slurm_pfi.slurm.cli import SlurmCommands
 from slurm_pfi.slurm.pyslurm_process import PyslurmProcess, Read
 from slurm_pfi.slurm.version import UnknownVersion, Version, read_pyslurm_version, read_version
 
+from .slurm_samples import slurm_job
+
 T = TypeVar("T")
 
 # One job as the text of squeue, and one in JSON; the end mark is the layout's.
@@ -294,25 +296,16 @@ def test_a_job_with_all_its_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (read,) = run(lambda: asked(9))
     assert isinstance(read, Read), read
     task, component, plain = read.jobs
-    assert task == JobInfo(
-        job_id=9,
+    assert task == slurm_job(
+        9,
         array_job_id=9,
         array_task_id=0,
-        het_job_id=None,
-        het_offset=None,
-        restart=0,
         user_id=0,
         user_name="root",
-        account="",
-        partition="main",
-        qos="",
-        state="RUNNING",
         nodes=("n1", "n2"),
         start_unix_s=1796010770,
         end_unix_s=Special.UNLIMITED,
-        limit_s=Special.UNLIMITED,
         name="lib",
-        comment="",
     )
     assert (component.spec, component.limit_s, component.start_unix_s) == (
         "10+0",

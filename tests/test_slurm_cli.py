@@ -14,6 +14,8 @@ from slurm_pfi.slurm.cli import SlurmCommands
 from slurm_pfi.slurm.damage import SlurmTextError
 from slurm_pfi.slurm.squeue import FIELDS, read_jobs, split_rows
 
+from .slurm_samples import slurm_job
+
 END = b"<e>"
 ROW = {
     "JobID": b"8",
@@ -48,25 +50,14 @@ def as_output(*rows: dict[str, bytes]) -> bytes:
 
 
 def test_a_job_with_all_its_fields() -> None:
-    assert one_job() == JobInfo(
-        job_id=8,
-        array_job_id=None,
-        array_task_id=None,
-        het_job_id=None,
-        het_offset=None,
+    assert one_job() == slurm_job(
+        8,
         restart=1,
-        user_id=1000,
         user_name="anna",
-        account="",
-        partition="main",
-        qos="",
-        state="RUNNING",
         nodes=("n1", "n2"),
         start_unix_s=1796010770,
         end_unix_s=Special.UNLIMITED,
-        limit_s=Special.UNLIMITED,
         name="train",
-        comment="",
     )
 
 
@@ -147,6 +138,9 @@ def test_a_line_that_is_not_understood_makes_the_answer_unknown(changes: dict[st
 
 
 # --------------------------------------------------------------- commands that fail: small real programs, no mocks
+
+# The last argument is the layout, the end mark in it is not known before.
+END_OF_LAYOUT = 'for layout in "$@"; do :; done\nend=${layout#*:}; end=${end%%,*}\n'
 
 
 def commands(tmp_path: Path, script: str, *, timeout_s: float = 10.0) -> SlurmCommands:
@@ -239,28 +233,19 @@ def test_a_comment_is_handed_over_byte_for_byte_and_through_no_shell(tmp_path: P
 
 
 def test_the_comment_of_the_very_job_is_read(tmp_path: Path) -> None:
-    # -j 2 answers with every task of array 2; the last argument is the layout, the end mark in it is not known before.
-    script = (
-        'for layout in "$@"; do :; done\nend=${layout#*:}; end=${end%%,*}\n'
-        'printf "7${end}0${end}one${end}\\n2${end}3${end} t\\377wo\\nlines ${end}\\n"'
-    )
+    # -j 2 answers with every task of array 2.
+    script = END_OF_LAYOUT + 'printf "7${end}0${end}one${end}\\n2${end}3${end} t\\377wo\\nlines ${end}\\n"'
     answer = asyncio.run(commands(tmp_path, script).admin_comment(2))
     assert answer == AdminComment(" t\udcffwo\nlines ", restart=3)
 
 
 def test_a_comment_that_was_never_set_is_empty(tmp_path: Path) -> None:
-    script = (
-        'for layout in "$@"; do :; done\nend=${layout#*:}; end=${end%%,*}\n'
-        'printf "2${end}0${end}(null)${end}\\n"'
-    )
+    script = END_OF_LAYOUT + 'printf "2${end}0${end}(null)${end}\\n"'
     assert asyncio.run(commands(tmp_path, script).admin_comment(2)) == AdminComment("", restart=0)
 
 
 def test_a_restart_count_that_is_none_makes_the_comment_unknown(tmp_path: Path) -> None:
-    script = (
-        'for layout in "$@"; do :; done\nend=${layout#*:}; end=${end%%,*}\n'
-        'printf "2${end}N/A${end}text${end}\\n"'
-    )
+    script = END_OF_LAYOUT + 'printf "2${end}N/A${end}text${end}\\n"'
     assert isinstance(asyncio.run(commands(tmp_path, script).admin_comment(2)), Unavailable)
 
 

@@ -21,7 +21,7 @@ from slurm_pfi.slurm.jsonjobs import read_json_jobs
 from slurm_pfi.slurm.numbers import read_minutes_s, read_number, read_time
 from slurm_pfi.slurm.squeue import FIELDS, read_jobs, split_rows
 from slurm_pfi.slurm.table import read_table
-from slurm_pfi.slurm.tag import Tag, find_tag, format_tag, merge
+from slurm_pfi.slurm.tag import find_tag, format_tag, merge
 from slurm_pfi.slurm.text import (
     expand_nodes,
     parse_count,
@@ -32,6 +32,8 @@ from slurm_pfi.slurm.text import (
 )
 from slurm_pfi.slurm.tres import Tres, count_gpus, parse_tres
 from slurm_pfi.slurm.version import Version, read_version
+
+from .slurm_samples import BARE_TAG as TAG
 
 FUZZ: Final = settings(deadline=None)  # a loaded machine is no fault
 
@@ -357,20 +359,6 @@ JSON_VALUES: Final = st.recursive(
 def test_any_bytes_are_jobs_or_unknown(out: bytes) -> None:
     jobs = read_json_jobs(out)
     assert isinstance(jobs, Unavailable) or all(isinstance(job, JobInfo) for job in jobs)
-
-
-TAG: Final = Tag(
-    pfi=1.5,
-    source="default",
-    grid_low_w=200,
-    grid_high_w=700,
-    grid_step_w=100,
-    flex="10%",
-    loss=None,
-    energy_wh=None,
-    capped_s=0.0,
-    at_unix_s=1_796_040_000.0,
-)
 
 
 @FUZZ

@@ -14,6 +14,8 @@ from slurm_pfi.slurm.damage import SlurmTextError
 from slurm_pfi.slurm.jsonjobs import read_json_jobs
 from slurm_pfi.slurm.numbers import read_count, read_id, read_minutes_s, read_number, read_time
 
+from .slurm_samples import slurm_job
+
 DATA: Final = Path(__file__).parent / "data" / "slurm_text"
 UNLIMITED, NOT_SET = Special.UNLIMITED, Special.NOT_SET
 
@@ -134,23 +136,13 @@ def one(**changes: object) -> JobInfo:
 
 
 def test_a_job_with_all_its_fields() -> None:
-    assert one() == JobInfo(
-        job_id=8,
-        array_job_id=None,
-        array_task_id=None,
-        het_job_id=None,
-        het_offset=None,
+    assert one() == slurm_job(
+        8,
         restart=1,
-        user_id=1000,
         user_name="anna",
-        account="",
-        partition="main",
-        qos="",
-        state="RUNNING",
         nodes=("n1", "n2"),
         start_unix_s=1_790_000_000,
         end_unix_s=UNLIMITED,
-        limit_s=UNLIMITED,
         name="(null)",
         comment="a\\xffb",
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +18,8 @@ from slurm_pfi.slurm.timelimit import (
     read_qos_limits,
     read_reservations,
 )
+
+from .slurm_samples import slurm_job
 
 START_S = 1_796_000_000
 LIMIT_S = 60 * MINUTE_S
@@ -38,25 +38,8 @@ RESERVATION = (
 
 
 def running(**changes: object) -> JobInfo:
-    job = JobInfo(
-        job_id=7,
-        array_job_id=None,
-        array_task_id=None,
-        het_job_id=None,
-        het_offset=None,
-        restart=0,
-        user_id=1000,
-        user_name="ada",
-        account="",
-        partition="main",
-        qos="",
-        state="RUNNING",
-        nodes=("n1", "n2"),
-        start_unix_s=START_S,
-        end_unix_s=START_S + LIMIT_S,
-        limit_s=LIMIT_S,
-    )
-    return dataclasses.replace(job, **changes)  # type: ignore[arg-type]
+    times = {"start_unix_s": START_S, "end_unix_s": START_S + LIMIT_S, "limit_s": LIMIT_S}
+    return slurm_job(7, **{"nodes": ("n1", "n2"), **times, **changes})
 
 
 def reserved(start_min: int, *nodes: str, name: str = "maint", minutes: int = 30) -> Reservation:

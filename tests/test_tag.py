@@ -25,20 +25,9 @@ from slurm_pfi.slurm.tag import (
     parse_tag,
 )
 
-TAG = Tag(
-    pfi=1.83,
-    pfi_low=1.71,
-    pfi_high=1.95,
-    source="measured",
-    grid_low_w=200,
-    grid_high_w=700,
-    grid_step_w=100,
-    flex="10%",
-    loss=0.031,
-    energy_wh=-840,
-    capped_s=52 * 60 + 59,
-    at_unix_s=1796040000.0,
-)
+from .slurm_samples import FULL_TAG
+
+TAG = replace(FULL_TAG, capped_s=52 * 60 + 59)
 TEXT = "pfi=1.83[1.71,1.95];src=measured;grid=200-700/100;flex=10%;loss=3.1%;wh=-840;capped=52m;t=2026-11-30T12:00Z"
 ROWS = [
     json.loads(line)

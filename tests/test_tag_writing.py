@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,23 +19,13 @@ from slurm_pfi.controller.worker.pace import FIRST_PAUSE_S, MOST_PAUSE_S, SLOW_S
 from slurm_pfi.controller.worker.slurm_worker import SlurmWorker
 from slurm_pfi.model import Run
 from slurm_pfi.slurm.backend import JobGone, Unavailable
-from slurm_pfi.slurm.tag import Tag, find_tag, format_tag
+from slurm_pfi.slurm.tag import find_tag, format_tag
 from slurm_pfi.slurm.tagwrite import TagWrite, write_tag
 
-from .slurm_memory import SlurmInMemory, VirtualLoop, job_info
+from .slurm_memory import SlurmInMemory, VirtualLoop
+from .slurm_samples import BARE_TAG, slurm_job
 
-TAG = Tag(
-    pfi=1.5,
-    source="default",
-    grid_low_w=200,
-    grid_high_w=700,
-    grid_step_w=100,
-    flex="10%",
-    loss=0.01,
-    energy_wh=-40,
-    capped_s=300.0,
-    at_unix_s=1796040000.0,
-)
+TAG = replace(BARE_TAG, loss=0.01, energy_wh=-40, capped_s=300.0)
 RATE_PER_S = 20.0
 JS1 = "JS1:H4sIAAAAAAACA6tWSi8oLVayUjDSUVDKy09JBbGrlfIMwVQyRM6ktrYWAG0MhPMpAAAA"
 
@@ -44,7 +34,7 @@ JS1 = "JS1:H4sIAAAAAAACA6tWSi8oLVayUjDSUVDKy09JBbGrlfIMwVQyRM6ktrYWAG0MhPMpAAAA"
 
 
 def put(slurm: SlurmInMemory, known: str | None = None, *, restart: int = 0, job_id: int = 1) -> TagWrite:
-    return asyncio.run(write_tag(slurm, job_info(job_id, restart=restart), TAG, known))
+    return asyncio.run(write_tag(slurm, slurm_job(job_id, restart=restart), TAG, known))
 
 
 def test_a_text_that_reads_the_same_in_two_ways_is_kept_and_looked_at_twice_only_once() -> None:
@@ -193,8 +183,8 @@ class Rig:
 
 
 def order(job_id: int, loss: float = 0.0) -> WriteTag:
-    tag = Tag(**{**{name: getattr(TAG, name) for name in Tag.__slots__}, "loss": loss})
-    return WriteTag(run=Run(cluster="c", job_id=job_id, restart=0), job=job_info(job_id), tag=tag)
+    tag = replace(TAG, loss=loss)
+    return WriteTag(run=Run(cluster="c", job_id=job_id, restart=0), job=slurm_job(job_id), tag=tag)
 
 
 def test_a_backlog_never_bursts_beyond_the_rate_when_slurmctld_comes_back() -> None:

@@ -34,8 +34,10 @@ from slurm_pfi.node import state as ns
 from slurm_pfi.node.jobfile import JobFile
 from slurm_pfi.sim.jobs import ModelJob
 from slurm_pfi.sim.physics import CLOCK_MIN, SM_CLOCK_MAX_MHZ, Workload
-from slurm_pfi.slurm.backend import JobInfo, Special
+from slurm_pfi.slurm.backend import JobInfo
 from slurm_pfi.slurm.tag import Tag
+
+from .slurm_samples import slurm_job
 
 NS = 1_000_000_000
 TENSOR_SHARE = 0.8
@@ -632,21 +634,4 @@ class World:
 
 def job_info(run: Run, nodes: tuple[str, ...], partition: str) -> JobInfo:
     """Slurm's record of a run of this world."""
-    return JobInfo(
-        job_id=run.job_id,
-        array_job_id=None,
-        array_task_id=None,
-        het_job_id=None,
-        het_offset=None,
-        restart=run.restart,
-        user_id=1000,
-        user_name="user",
-        account="",
-        partition=partition,
-        qos="",
-        state="RUNNING",
-        nodes=nodes,
-        start_unix_s=Special.NOT_SET,
-        end_unix_s=Special.NOT_SET,
-        limit_s=Special.UNLIMITED,
-    )
+    return slurm_job(run.job_id, restart=run.restart, nodes=nodes, partition=partition)

@@ -19,29 +19,17 @@ from slurm_pfi.config import SlurmSection
 from slurm_pfi.slurm.backend import AdminComment, JobGone, JobInfo, Special, Unavailable, Updated
 from slurm_pfi.slurm.choice import FIRST_WITH_OBJECTS, SlurmByPyslurm, SlurmJson, SlurmOtherwise
 from slurm_pfi.slurm.cli import SlurmCommands
-from slurm_pfi.slurm.tag import Tag, format_tag
+from slurm_pfi.slurm.tag import format_tag
 from slurm_pfi.slurm.tagwrite import TagWrite, write_tag
 from slurm_pfi.slurm.version import UnknownVersion, Version
 from testbed.cluster import Cluster, ClusterOptions
 from testbed.cluster_files import slurm_version
 
+from ..slurm_samples import BARE_TAG as TAG
+
 pytestmark = [pytest.mark.cluster, pytest.mark.generations]
 
 SLEEP = "#!/bin/sh\nexec sleep 300\n"
-TAG = Tag(
-    pfi=1.5,
-    source="default",
-    grid_low_w=200,
-    grid_high_w=700,
-    grid_step_w=100,
-    flex="10%",
-    loss=None,
-    energy_wh=None,
-    capped_s=0.0,
-    at_unix_s=1796040000.0,
-)
-
-
 CLUSTER_OPTIONS = ClusterOptions(nodes=2, gpus_per_node=2, hooks=False, plugin=False)
 
 

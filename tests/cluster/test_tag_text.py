@@ -20,6 +20,7 @@ from testbed.cluster import ClusterError
 from testbed.site import Site
 
 from ..site_fixture import TRAIN, set_limit, small_site, wait_as, wait_registered, wait_seen
+from ..slurm_samples import BARE_TAG as TAG
 from .test_accounting import accounted, end, hold_job, is_tagged, shown, wait_tagged, write_note
 
 pytestmark = [pytest.mark.cluster, pytest.mark.generations]
@@ -51,18 +52,6 @@ TEXTS: Final = {
     "30,000 characters": "long " * 6000,
 }
 WRITES: Final = 25
-TAG: Final = Tag(
-    pfi=1.5,
-    source="default",
-    grid_low_w=200,
-    grid_high_w=700,
-    grid_step_w=100,
-    flex="10%",
-    loss=None,
-    energy_wh=None,
-    capped_s=0.0,
-    at_unix_s=1796040000.0,
-)
 
 
 def backend(site: Site) -> SlurmCommands:
