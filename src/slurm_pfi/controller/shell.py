@@ -19,10 +19,10 @@ from ..bus.local import LocalServer
 from ..bus.unix import Peer, SocketError
 from ..config import Config, ConfigError, load_config
 from ..elasticity.library import LibraryError
-from ..model import GpuId, Report, Run
+from ..model import Report, Run
 from ..slurm.choice import open_backend
 from ..store.audit import AuditLog
-from ..store.epoch import CommandedStore, EpochStore, NeverCommanded
+from ..store.epoch import EpochStore
 from ..store.given import GivenStore
 from ..store.history import History, HistoryError
 from ..store.limits import LimitStore
@@ -31,6 +31,7 @@ from ..store.switch import OffSwitch
 from .announce import site_fields
 from .answers.answers import summary_with
 from .answers.orders import Orders
+from .commanded import Commanded
 from .core import Core
 from .kinship import kin_name
 from .knowledge import Knowledge, learn_runs
@@ -81,7 +82,7 @@ class Controller:
         self.core = Core(config, Science(site_library(config)))
         state_dir, run_dir = Path(config.controller.state_dir), Path(config.controller.run_dir)
         self._epochs = EpochStore(state_dir / "epoch.json")
-        self._commanded = CommandedStore(state_dir / "commanded.json")
+        self._commanded = Commanded(state_dir / "commanded.json")
         self.limits = LimitStore(state_dir / "limits.json")
         self._off_switch = OffSwitch(state_dir / "off.json")
         self._draws = RememberedDraws(state_dir / "draw_before.json")
@@ -166,8 +167,6 @@ class Controller:
 
     def _take_command(self, *, first_start: bool) -> None:
         self._commanded.load()
-        if self._commanded.trouble:
-            log.error(self._commanded.trouble)
         self.audit.write("site", site_fields(self.state, self.config))
         try:
             self._given.load()
@@ -228,7 +227,7 @@ class Controller:
         """One event, whatever is wrong with it: a fault of ours is said and leaves the last safe state in force."""
         try:
             self.state, actions = self.core.step(self.state, event, time.monotonic_ns())
-            self._mark_commanded(actions)
+            self._commanded.mark(actions, self.state)
             for action in actions:
                 self._do(action)
             self._draws.keep(self.state, time.monotonic_ns(), time.time())
@@ -263,21 +262,7 @@ class Controller:
             await asyncio.sleep(max(MIN_CYCLE_GAP_S, took_s))
 
     def _on_report(self, report: Report, _peer: Peer) -> None:
-        priors: dict[GpuId, int] = {}
-        known: dict[GpuId, int] = {}
-        for gpu in report.gpus:
-            if gpu.prior_mw is not None:
-                known[gpu.uuid] = gpu.prior_mw
-                continue
-            prior = self._commanded.prior_for(report.node, report.id.boot_id, gpu.uuid)
-            if isinstance(prior, NeverCommanded) and gpu.requested_mw is not None:
-                priors[gpu.uuid] = gpu.requested_mw
-            elif isinstance(prior, int):
-                priors[gpu.uuid] = prior
-        if known:
-            with contextlib.suppress(OSError):  # only a copy; mark_commanded says it when it matters
-                self._commanded.update_priors(report.node, report.id.boot_id, known)
-        self.take(ReportCame(report=report, priors=priors))
+        self.take(ReportCame(report=report, priors=self._commanded.priors_for(report)))
 
     def _is_alive(self, run: Run) -> bool:
         view = self.state.runs.get(run)
@@ -310,7 +295,8 @@ class Controller:
                 if event not in ("plan_sent", "window"):
                     log.info(event.replace("_", " "), **fields)
             case SendPlan():
-                self._send(action)
+                if self._commanded.may_send(action.plan):
+                    self._bus.send(action.plan.node, action.plan)
             case ReadJob(run=run):
                 self._slurm.read_job(run)
             case ReadAllJobs():
@@ -323,11 +309,6 @@ class Controller:
                 self._learn(action)
             case NeedEpoch(above=above):
                 self._raise_epoch(above)
-
-    def _send(self, action: SendPlan) -> None:
-        plan = action.plan
-        if plan.mode == "observe" or self._commanded.is_commanded(plan.node, plan.answers.boot_id):
-            self._bus.send(plan.node, plan)
 
     def _learn(self, action: LearnCurves) -> None:
         """In a thread: limits are more urgent than curves, and numpy lets others work meanwhile."""
@@ -342,25 +323,6 @@ class Controller:
         if error is not None:
             log.error(f"a fault of the learner, please report it; what was known before stands: {error!r}")
         self.take(CurvesLearned(knowledge=None if error is not None else done.result()))
-
-    def _mark_commanded(self, actions: list[Action]) -> None:
-        """On record before the first enforcing plan to a boot goes out; else that plan does not go out."""
-        new: dict[str, tuple[str, str, dict[GpuId, int]]] = {}
-        for action in actions:
-            if not isinstance(action, SendPlan) or action.plan.mode == "observe":
-                continue
-            node, boot_id = action.plan.node, action.plan.answers.boot_id
-            report = self.state.nodes[node].report
-            if report is not None and not self._commanded.is_commanded(node, boot_id):
-                priors = {gpu.uuid: gpu.prior_mw for gpu in report.gpus if gpu.prior_mw is not None}
-                new[node] = (node, boot_id, priors)
-        if not new:
-            return
-        try:
-            self._commanded.mark_all(new.values())
-        except OSError as error:
-            state_dir = self.config.controller.state_dir
-            log.error(f"no plan is sent to {', '.join(sorted(new))}: {error}; make room in {state_dir}")
 
     def _raise_epoch(self, above: int) -> None:
         try:
