@@ -12,9 +12,9 @@ from msgspec import structs
 
 from slurm_pfi.cli.job import told_lines
 from slurm_pfi.controller import state as cs
-from slurm_pfi.controller.answers.answers import job_view
 from slurm_pfi.controller.answers.forecast import what_if
 from slurm_pfi.controller.answers.forecast_values import Target
+from slurm_pfi.controller.answers.jobs import job_view
 from slurm_pfi.controller.boards import grouped, shared_runs
 from slurm_pfi.controller.learning import gather
 from slurm_pfi.controller.state import RunView

@@ -18,7 +18,7 @@ import pytest
 from slurm_pfi.bus.asking import ask
 from slurm_pfi.cli.root import main
 from slurm_pfi.controller import state as cs
-from slurm_pfi.controller.answers.answers import job_view
+from slurm_pfi.controller.answers.jobs import job_view
 from slurm_pfi.controller.shell import CONTROL_SOCKET, Controller
 from slurm_pfi.model import Run
 from slurm_pfi.store.rows import EndedRun, EventRow

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_pfi.cli.job import told_lines
 from slurm_pfi.cli.job_words import floor_stretches, timeline
-from slurm_pfi.controller.answers.answers import job_view
+from slurm_pfi.controller.answers.jobs import job_view
 from slurm_pfi.controller.state import RunView
 from slurm_pfi.model import Run
 

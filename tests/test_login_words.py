@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slurm_pfi.cli.job import tag_lines
 from slurm_pfi.cli.login_words import COLUMNS, NO_TAG, OLD_TAG, TAG_TO_COME, row_of, tag_of, view_of
 from slurm_pfi.cli.tables import fit
-from slurm_pfi.controller.answers.answers import job_view
+from slurm_pfi.controller.answers.jobs import job_view
 from slurm_pfi.controller.views import run_view
 from slurm_pfi.slurm.backend import Special
 from slurm_pfi.slurm.tag import SOURCES, format_tag

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from slurm_pfi.controller.answers.answers import cost_of
+from slurm_pfi.controller.answers.jobs import cost_of
 from slurm_pfi.controller.measuring.measured import observe
 from slurm_pfi.controller.measuring.record import Record
 

@@ -9,7 +9,7 @@ import pytest
 
 from slurm_pfi.cli.job_words import floor_stretches
 from slurm_pfi.controller import state as cs
-from slurm_pfi.controller.answers.answers import summary_with
+from slurm_pfi.controller.answers.jobs import summary_with
 from slurm_pfi.controller.recorder import Recorder
 from slurm_pfi.model import Run
 from slurm_pfi.store.rows import EndedRun, EventRow, Row, WindowRow

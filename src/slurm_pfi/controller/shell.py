@@ -29,7 +29,7 @@ from ..store.limits import LimitStore
 from ..store.sealed import UnreadableError
 from ..store.switch import OffSwitch
 from .announce import site_fields
-from .answers.answers import summary_with
+from .answers.jobs import summary_with
 from .answers.orders import Orders
 from .commanded import Commanded
 from .core import Core

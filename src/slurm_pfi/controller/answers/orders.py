@@ -19,9 +19,9 @@ from ..rebound import release_s
 from ..shares import Shares, candidates, share
 from ..state import LimitsChanged
 from ..views import limit_view, site_view
-from .answers import ANSWERS, Answers
 from .forecast_orders import FORECASTS, Forecasts
 from .fresh import Fresh
+from .jobs import ANSWERS, Answers
 from .privacy import Asker, asker_of, is_admin, private_status
 from .window_report import COMMANDS as REPORTS
 from .window_report import Reports
