@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from ..model import GpuId
-from .sealed import UnreadableError, read_sealed, write_sealed
+from .sealed import UnreadableError, Versioned, read_sealed, read_versioned, write_sealed
 
 MAX_RAISE: Final = 1000
 """A report may raise the epoch by this much at most, so that no node can use up the numbers."""
@@ -73,8 +73,7 @@ class _Boot(msgspec.Struct, frozen=True, kw_only=True):
     priors_mw: dict[GpuId, int]
 
 
-class _CommandedBody(msgspec.Struct, frozen=True, kw_only=True):
-    version: int
+class _CommandedBody(Versioned, frozen=True, kw_only=True):
     nodes: dict[str, tuple[_Boot, ...]]
 
 
@@ -94,11 +93,7 @@ class CommandedStore:
         """Read the file; none means that nobody was ever commanded. Never raises: see ``trouble``."""
         self._boots, self.trouble = {}, ""
         try:
-            body = read_sealed(self._path, _CommandedBody)
-            if body is not None and body.version != 1:
-                raise UnreadableError(
-                    f"{self._path} is of version {body.version}; this program reads version 1"
-                )
+            body = read_versioned(self._path, _CommandedBody)
         except UnreadableError as error:
             self.trouble = str(error)
             return

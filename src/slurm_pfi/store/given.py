@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from ..model import Run
-from .sealed import UnreadableError, read_sealed, write_sealed
+from .sealed import Versioned, read_versioned, write_sealed
 
 KEEP_S: Final = 30 * 86_400.0
 """A run that is no longer known is forgotten after this: a node may be silent for long, with its job alive."""
@@ -34,8 +34,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
         return Run(self.cluster, self.job_id, self.restart)
 
 
-class _Book(msgspec.Struct, frozen=True, kw_only=True):
-    version: int
+class _Book(Versioned, frozen=True, kw_only=True):
     runs: tuple[Given, ...]
 
 
@@ -52,9 +51,7 @@ class GivenStore:
     def load(self) -> None:
         """Read the file; without one nothing was given yet. Raises UnreadableError, and ``of`` is None from then on."""
         self._runs = None
-        book = read_sealed(self._path, _Book) or _Book(version=1, runs=())
-        if book.version != 1:
-            raise UnreadableError(f"{self._path} is of version {book.version}; this program reads version 1")
+        book = read_versioned(self._path, _Book) or _Book(version=1, runs=())
         self._runs = {given.run: given for given in book.runs}
 
     def of(self, run: Run) -> int | None:

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from ..model import Limit, LimitClass, LimitStep
 from ..units import MAX_POWER_MW
-from .sealed import UnreadableError, read_sealed, write_sealed
+from .sealed import UnreadableError, Versioned, read_versioned, write_sealed
 
 KEEP_ENDED_S: Final = 86_400.0
 """An ended limit is kept a day: a clock that jumps ahead and back must not lose a limit that is still due."""
@@ -39,8 +37,7 @@ class LimitError(ValueError):
     """A limit that makes no sense; the message says what is wrong and what is allowed."""
 
 
-class _Book(msgspec.Struct, frozen=True, kw_only=True):
-    version: int
+class _Book(Versioned, frozen=True, kw_only=True):
     revision: int
     limits: tuple[Limit, ...]
 
@@ -63,7 +60,7 @@ class LimitStore:
         """
         self._book = None
         try:
-            book = read_sealed(self._path, _Book)
+            book = read_versioned(self._path, _Book)
             if book is None and not first_start:
                 raise UnreadableError(f"{self._path} is missing, but limits have been kept there before")
             if book is not None:
@@ -164,8 +161,6 @@ def check_limit(limit: Limit) -> None:
 
 
 def _check_book(book: _Book, path: Path) -> None:
-    if book.version != 1:
-        raise UnreadableError(f"{path} is of version {book.version}; this program reads version 1")
     try:
         for limit in book.limits:
             check_limit(limit)

@@ -19,6 +19,15 @@ class UnreadableError(Exception):
     """A file of the store that is there but cannot be trusted. Never the same as an empty one."""
 
 
+class Versioned(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of a body that says which version of its form it has; read by ``read_versioned``."""
+
+    version: int
+
+
+V = TypeVar("V", bound=Versioned)
+
+
 class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     body: msgspec.Raw
@@ -48,3 +57,11 @@ def read_sealed(path: Path, kind: type[T]) -> T | None:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableError(f"{path} is damaged: {error}") from error
+
+
+def read_versioned(path: Path, kind: type[V], version: int = 1) -> V | None:
+    """The same of a body with a version: one of another is not read. Raises UnreadableError."""
+    body = read_sealed(path, kind)
+    if body is not None and body.version != version:
+        raise UnreadableError(f"{path} is of version {body.version}; this program reads version {version}")
+    return body
