@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import click
@@ -48,7 +48,7 @@ def jobs(context: click.Context, mine: bool, ended: bool, as_json: bool) -> None
         )
         out.print(SOURCES["controller"])
         return
-    show_table(out, [column for column in COLUMNS if not (mine and column.heading == "USER")], data)
+    show_table(out, _columns(COLUMNS, mine=mine), data)
     notes = [f"{job_text(run)}: {run['note']}" for run in data if run["note"]]
     notes += [f"{job_text(run)}: {DISPUTED}: {run['disputed']}" for run in data if run.get("disputed")]
     for note in notes[:MOST_NOTES]:
@@ -60,6 +60,11 @@ def jobs(context: click.Context, mine: bool, ended: bool, as_json: bool) -> None
     if any(run["floor_passed"] for run in data):
         out.print("past floor: an emergency limit holds the run below what its user was promised")
     out.print(SOURCES["controller"])
+
+
+def _columns(columns: Sequence[Column], *, mine: bool) -> list[Column]:
+    """Of one user's runs nobody need be told whose they are."""
+    return [column for column in columns if not (mine and column.heading == "USER")]
 
 
 def _show_by_tags(away: NoControllerError, *, as_json: bool, mine: bool, ended: bool) -> None:
@@ -75,7 +80,7 @@ def _show_by_tags(away: NoControllerError, *, as_json: bool, mine: bool, ended: 
         return
     out = Screen()
     if data:
-        show_table(out, [column for column in TAG_COLUMNS if not (mine and column.heading == "USER")], data)
+        show_table(out, _columns(TAG_COLUMNS, mine=mine), data)
     else:
         out.print(f"Slurm shows no {'job of yours' if mine else 'job'} with a GPU or a tag")
     if trouble:
