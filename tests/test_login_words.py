@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_pfi.cli.common import SIMULATED
 from slurm_pfi.cli.job import tag_lines
 from slurm_pfi.cli.login_words import COLUMNS, NO_TAG, OLD_TAG, TAG_TO_COME, row_of, tag_of, view_of
 from slurm_pfi.cli.tables import fit
@@ -77,14 +78,23 @@ def test_a_tag_tells_what_it_tells() -> None:
         "grid_w": [200, 300, 400, 500, 600, 700],
     }
     assert told["max_loss"] == pytest.approx(0.1)
-    unknown = {"loss", "draw_mw", "cap_mw", "known_s", "events", "floor_passed", "simulated", "state"}
+    unknown = {"loss", "draw_mw", "cap_mw", "known_s", "events", "floor_passed", "state"}
     assert {told[name] for name in unknown} == {None}
+    assert told["simulated"] is False
     lines = tag_lines(told, 80)
     assert lines[0] == "job 77_3 of anna: running"
     assert lines[1] == "8 GPUs on n[1-2], partition main, account phys"
     assert "  caps held it down for 52 min" in lines
     assert "  3.1 % of its throughput since its start, by its own counter" in lines
     assert "  840 Wh, all its GPUs" in lines
+
+
+def test_a_simulation_is_called_so() -> None:
+    told = view_of(run(format_tag(replace(TAG, simulated=True))))
+    assert told["simulated"] is True
+    assert SIMULATED in tag_lines(told, 80)
+    assert SIMULATED not in tag_lines(view_of(run()), 80)
+    assert view_of(run(""))["simulated"] is None, "no tag, nothing known"
 
 
 def test_unknown_in_the_tag_stays_unknown() -> None:

@@ -49,6 +49,7 @@ TAGS = st.builds(
     pfi_low=st.none() | st.floats(0, 9999),
     pfi_high=st.none() | st.floats(0, 9999),
     restart=st.integers(0, 999_999),
+    simulated=st.booleans(),
 )
 
 
@@ -114,6 +115,13 @@ def test_what_is_no_tag_is_refused(text: str) -> None:
 def test_a_run_after_a_requeue_says_which_it_is() -> None:
     assert format_tag(replace(TAG, restart=2)) == f"{TEXT};restart=2"
     assert parse_tag(f"{TEXT};restart=2;next=1").restart == 2
+
+
+def test_a_tag_of_simulated_gpus_says_so() -> None:
+    assert format_tag(replace(TAG, simulated=True)) == f"{TEXT};sim=yes"
+    assert format_tag(replace(TAG, restart=2, simulated=True)) == f"{TEXT};restart=2;sim=yes"
+    assert parse_tag(f"{TEXT};sim=yes;next=1").simulated
+    assert not parse_tag(f"{TEXT};sim=no").simulated
 
 
 def test_fields_of_a_later_version_are_ignored() -> None:

@@ -169,3 +169,13 @@ def test_of_a_requeued_job_the_last_runs_tag_is_replaced_at_once_and_ours_says_w
     assert at_ns - began_ns < 15 * NS
     assert (tag.restart, tag.capped_s, tag.loss or 0.0) == (1, 0.0, 0.0)
     assert format_tag(tag).endswith(";restart=1")
+
+
+def test_a_tag_of_a_site_with_simulated_gpus_says_so() -> None:
+    world, dense, _ = tagged_world()
+    assert not last(world, dense).simulated
+    node = msgspec.structs.replace(world.config.node, identity_dir="/simulated")
+    world.core = replace(world.core, config=msgspec.structs.replace(world.config, node=node))
+    limit(world, 590)
+    world.run(30)
+    assert last(world, dense).simulated

@@ -86,6 +86,8 @@ def _show_by_tags(away: NoControllerError, *, as_json: bool, mine: bool, ended: 
     if trouble:
         out.print(plain(trouble))
     out.print(plain(f"more is told where the controller can be asked; here: {away}"))
+    if any(run["simulated"] for run in data):
+        out.print(SIMULATED)
     if data:
         out.print(source_text(data))
 

@@ -12,7 +12,7 @@ from ..flex import FlexError, parse_flex
 from ..slurm.tag import Tag, capped_text, find_tag, format_tag
 from ..slurm.tagged import TaggedRun
 from .clock import local_text
-from .common import percent
+from .common import SIMULATED, percent
 from .jobs import job_text
 from .status import folded
 from .tables import Column, plain
@@ -23,7 +23,7 @@ ROW_UNKNOWN: Final = (
     *("disputed", "expected_loss", "known_s", "tag_trouble"),
 )
 JOB_UNKNOWN: Final = (
-    *("simulated", "uid", "gpu_model", "prior_mw", "mode", "default_flex", "first_seen_unix_s"),
+    *("uid", "gpu_model", "prior_mw", "mode", "default_flex", "first_seen_unix_s"),
     *("baseline_rate", "baseline_sd", "reporting", "unit", "doubt", "measured", "shared_capped", "learned"),
     *("expected_loss_sd", "curve", "by_curves", "by_activity", "limit", "asked_unix_s", "events"),
     *("events_trouble", "other_runs", "deadline", "given_s", "raise_note"),
@@ -84,6 +84,7 @@ def row_of(run: TaggedRun) -> dict[str, Any]:
         "flex": None if tag is None else tag.flex,
         "max_loss": None if tag is None else _max_loss(tag.flex),
         "tag": None if tag is None else format_tag(tag),
+        "simulated": None if tag is None else tag.simulated,
         "tag_unix_s": None if tag is None else tag.at_unix_s,
         "start_unix_s": run.start_unix_s if isinstance(run.start_unix_s, int) else None,
         "ended_unix_s": run.end_unix_s if over and isinstance(run.end_unix_s, int) else None,
@@ -146,6 +147,8 @@ def head_lines(told: _Told) -> list[str]:
     ]
     if told["tag_unix_s"] is not None:
         lines.append(f"by its tag of {local_text(told['tag_unix_s'])}")
+    if told["simulated"]:
+        lines.append(SIMULATED)
     return [plain(line) for line in lines if line]
 
 

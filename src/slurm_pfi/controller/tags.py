@@ -140,6 +140,7 @@ def tag_of(view: RunView, state: State, config: Config, science: Science, now_un
         capped_s=record.totals.capped_s,
         at_unix_s=now_unix_s,
         restart=view.run.restart,
+        simulated=config.simulated,
     )
 
 

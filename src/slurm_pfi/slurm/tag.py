@@ -29,6 +29,7 @@ _TAG: Final = re.compile(
     r";capped=(?P<capped>\d{1,8})m"
     r";t=(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\dZ)"
     r"(?:;restart=(?P<restart>\d{1,6}))?"
+    r"(?P<simulated>;sim=yes)?"
     # Fields that a later version may add.
     r"(?:;[a-z]{1,16}=[!-:<-~]{0,64}){0,8}",
     re.ASCII,
@@ -49,6 +50,7 @@ class Tag:
     ``grid_*_w`` is the cap grid of the PFI. ``loss`` (0..1) and ``energy_wh`` (negative: saved) are since the run's
     start; None while unknown. ``capped_s`` is the time spent under a cap. Resolution: 0.1 % and whole minutes.
     ``restart``: which run of the job this was measured of; after a requeue the last run's tag stands for a moment.
+    ``simulated``: the GPUs are, so that nothing was measured on hardware.
     """
 
     pfi: float
@@ -64,6 +66,7 @@ class Tag:
     pfi_low: float | None = None
     pfi_high: float | None = None
     restart: int = 0
+    simulated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ def format_tag(tag: Tag) -> str:
             f";capped={_minutes(tag.capped_s)}m"
             f";t={datetime.fromtimestamp(tag.at_unix_s, UTC):%Y-%m-%dT%H:%MZ}"
             f"{f';restart={tag.restart}' if tag.restart else ''}"
+            f"{';sim=yes' if tag.simulated else ''}"
         )
     except (FlexError, ValueError, OverflowError, OSError) as error:
         raise TagError(f"a tag cannot be written: {error}") from error
@@ -130,6 +134,7 @@ def parse_tag(text: str) -> Tag:
         capped_s=int(part["capped"]) * 60.0,
         at_unix_s=at.timestamp(),
         restart=int(part["restart"] or 0),
+        simulated=part["simulated"] is not None,
     )
 
 
