@@ -187,7 +187,7 @@ def test_a_requeued_job_shows_nothing_of_its_last_run_as_its_own(site: Site) -> 
     site.cluster.requeue(job)
     wait_as("the tag is the new run's", lambda: _tag(site, job).restart == 1, 30)
     text = wait_tagged(site, str(job), note)
-    assert text.endswith(f";restart={_tag(site, job).restart}")
+    assert text.endswith(f";restart={_tag(site, job).restart};sim=yes")
     told = json.loads(site.cli("job", f"{job}.0", "--json").stdout)
     assert find_tag(told["tag"]) is not None
     assert ";restart=" not in told["tag"]
